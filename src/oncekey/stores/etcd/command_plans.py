@@ -16,7 +16,17 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.codec import pack_tombstone
-from oncekey.core.commands import Claim, Command, Finish, Look, Renew, Reply, Resolve
+from oncekey.core.commands import (
+    Adopt,
+    Claim,
+    ClaimAlso,
+    Command,
+    Finish,
+    Look,
+    Renew,
+    Reply,
+    Resolve,
+)
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import DONE, Decision, decide
@@ -33,7 +43,13 @@ from oncekey.stores.etcd.stored_value import (
     is_removed_by_bucket,
     pack_value,
 )
-from oncekey.stores.etcd.transactions import NESTED_OPS_MAX, Write, get, write_operation
+from oncekey.stores.etcd.transactions import (
+    NESTED_OPS_MAX,
+    Write,
+    archive_operation,
+    get,
+    write_operation,
+)
 
 OPERATION_BYTES: Final = 2_048  # of a nested transaction, besides the record: keys and protocol
 # What a record has besides steps and outcome: names, key, fingerprint, notes.
@@ -108,6 +124,11 @@ class CommandPlans:
             return Planned(i, command, where, session)
         command = self._fitting(command, judged.record)
         decision = decide(judged.record, command, judged.now, self._floor.value)
+        if decision.write is None and decision.archive is not None:
+            # A past generation of another store: only the history is written.
+            past = Write(None, decision.archive, b"", 0, 0, 0, decision.archive)
+            operations = (archive_operation(self._keys, decision.archive),)
+            return Planned(i, command, operations, 0, decision, past)
         if decision.write is None:
             if is_guess:
                 return Planned(i, command, (get(self._keys.record(command.id)),))
@@ -115,7 +136,7 @@ class CommandPlans:
             return decision.reply
         before, session, lease = known.value, 0, 0
         if decision.write.state is State.PENDING:
-            if isinstance(command, (Claim, Renew)):
+            if isinstance(command, (Claim, ClaimAlso, Renew)):
                 covering = self._sessions.covering(command.lease)
                 if covering is None:
                     return None
@@ -163,7 +184,7 @@ class CommandPlans:
         """What is known of a record before it was read."""
         if isinstance(command, Claim):
             return _ABSENT
-        if isinstance(command, (Look, Resolve)):
+        if isinstance(command, (Look, Resolve, Adopt, ClaimAlso)):
             return None
         value = self._held.get(command.id, command.owner, command.fence)
         return None if value is None else Known(value, True)
@@ -189,7 +210,7 @@ class CommandPlans:
 
     def settle(self, command: Command, value: StoredValue | None) -> None:
         """A command changed nothing: what was read tells whether a claim of ours is still held."""
-        if isinstance(command, Claim):
+        if isinstance(command, (Claim, ClaimAlso)):
             self._held.answered(command.id, command.owner)
         self._held.confirm(command.id, value)
 

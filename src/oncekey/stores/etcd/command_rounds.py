@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from oncekey.core.commands import Claim, Command, Renew, Reply
+from oncekey.core.commands import Claim, ClaimAlso, Command, Renew, Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.origin import operation_of
 from oncekey.core.record import State
@@ -114,7 +114,7 @@ class CommandRounds:
     ) -> list[Planned]:
         """Decide each command, or plan to read its record."""
         for command in left.values():
-            if isinstance(command, (Claim, Renew)) and not self._is_covered(command):
+            if isinstance(command, (Claim, ClaimAlso, Renew)) and not self._is_covered(command):
                 await self.sessions.cover(command.lease, end)
         reading = self._clock.read()
         planned = []
@@ -129,7 +129,7 @@ class CommandRounds:
                 replies[i] = one  # type: ignore[assignment]
         return planned
 
-    def _is_covered(self, command: Claim | Renew) -> bool:
+    def _is_covered(self, command: Claim | ClaimAlso | Renew) -> bool:
         return self.sessions.covering(command.lease) is not None
 
     # --- sending, and what the reply says -----------------------------------------------------
@@ -187,7 +187,7 @@ class CommandRounds:
             otherwise.append(put(self._keys.quota, b""))
         operations = [operation for one in part for operation in one.operations]
         for one in part:
-            if _is_new_claim(one) and isinstance(one.command, Claim):
+            if _is_new_claim(one) and isinstance(one.command, (Claim, ClaimAlso)):
                 self.held.sent(one.command.id, one.command.owner, one.ends)
         reply = await self._members.call("Txn", transaction(compare, operations, otherwise), end)
         responses = iter(reply.responses)
@@ -241,14 +241,14 @@ class CommandRounds:
         value = StoredValue(write.record, write.session, write.lease, header.revision)
         if write.record.state is not State.PENDING or not write.session:
             self.held.drop(command.id)
-        elif isinstance(command, (Claim, Renew)):
+        elif isinstance(command, (Claim, ClaimAlso, Renew)):
             self.held.put(value, planned.ends)
         else:
             self.held.rewritten(value)
-        if isinstance(command, Claim):
+        if isinstance(command, (Claim, ClaimAlso)):
             self.held.answered(command.id, command.owner)
 
 
 def _is_new_claim(planned: Planned) -> bool:
     """True if a claim is to be written: of a fresh key, or of one that another owner had."""
-    return isinstance(planned.command, Claim) and planned.write is not None
+    return isinstance(planned.command, (Claim, ClaimAlso)) and planned.write is not None

@@ -105,6 +105,13 @@ def write_operation(keys: Keys, write: Write) -> Any:
     return nested([is_at(key, revision)], success, [get(key)])
 
 
+def archive_operation(keys: Keys, archive: Record) -> Any:
+    """The nested transaction that writes a past generation of another store."""
+    generation = keys.generation(archive)
+    due = keys.generation_due(archive)
+    return nested([], [put(generation, pack_value(archive)), put(due, b"")])
+
+
 def delete_operation(keys: Keys, before: StoredValue) -> Any:
     """The nested transaction that removes a record, if it is still the one that was read."""
     key = keys.record(before.record.id)

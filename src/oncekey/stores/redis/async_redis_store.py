@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
@@ -55,10 +55,11 @@ class AsyncRedisStore(RedisBase):
         replies = await self._run(lambda: self._program.apply(others, end), end) if others else []
         return self._merge_refused(commands, replies)
 
-    async def bind(self, check: bytes, /) -> None:
-        await self._run(lambda: self._program.bind(check))
+    async def bind(self, check: bytes, /) -> Seen | None:
+        mark = await self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
             await self._run(self._settings_calls)
+        return mark
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
         return await self._run(lambda: self._program.elect(token, lease))

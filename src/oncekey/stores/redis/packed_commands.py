@@ -60,14 +60,19 @@ def renew_head(renew: Renew) -> bytes:
 
 
 def replace_arguments(
-    before: Stored, write: Record, archive: Record | None
+    before: Stored | None, write: Record, archive: Record | None
 ) -> tuple[bytes, bytes, int, int | bytes, bytes, int | bytes]:
-    """The six arguments of a record that is written in place of the version that was read."""
+    """The six arguments of a record that is written in place of the version that was read; that is
+    None if there was none."""
     # A key that waits for a decision must not vanish by itself, whatever it says.
     lasts = write.state == State.PENDING or write.is_undecided
+    version, revision = b"", 0
+    if before is not None:
+        version = _FENCE_REVISION.pack(before.record.fence, before.revision)
+        revision = (before.revision + 1) % _REVISIONS
     return (
-        _FENCE_REVISION.pack(before.record.fence, before.revision),
-        pack_record(write, (before.revision + 1) % _REVISIONS),
+        version,
+        pack_record(write, revision),
         write.sweep_at,
         b"" if lasts else write.audit_until,
         b"" if has_ended(write) else b"1",

@@ -18,11 +18,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.commands import Busy, Claim, Claimed, Command, Done, Finish, Lost, Renew, Reply
+from oncekey.core.commands import (
+    Busy,
+    Claim,
+    ClaimAlso,
+    Claimed,
+    Command,
+    Done,
+    Finish,
+    Lost,
+    Renew,
+    Reply,
+    Seen,
+)
 from oncekey.core.errors import StoreUnavailable
+from oncekey.core.move_marks import MARK_ID
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import decide
-from oncekey.stores.record_format import Stored, unpack_record
+from oncekey.stores.record_format import Stored, pack_record, unpack_record
 from oncekey.stores.redis.calls import Calls
 from oncekey.stores.redis.errors import ClaimTooLate
 from oncekey.stores.redis.garbage import GarbageProgram
@@ -110,7 +123,7 @@ class Program:
         for i in left:
             replies[i] = (
                 Busy(CONTENTION_HINT_US)
-                if isinstance(commands[i], Claim)
+                if isinstance(commands[i], (Claim, ClaimAlso))
                 else StoreUnavailable("the key was changed by others with every try")
             )
 
@@ -212,7 +225,8 @@ class Program:
         end: float | None,
     ) -> Calls[dict[int, Found]]:
         """Decide and write once. Returns the commands whose records have changed meanwhile."""
-        changes: list[tuple[int, Stored, Record, Record | None]] = []
+        changes: list[tuple[int, Stored | None, Record, Record | None]] = []
+        past: list[Record] = []  # that another store has archived
         decided: dict[int, Reply] = {}
         gone: Positioned = {}
         for i, (stored, now) in left.items():
@@ -224,11 +238,16 @@ class Program:
             reply, write, archive = decide(record, command, now)
             if write is None:
                 replies[i] = reply
+                if archive is not None:
+                    past.append(archive)
             else:
-                assert stored is not None
                 decided[i] = reply
                 changes.append((i, stored, write, archive))
         again: dict[int, Found] = {}
+        if past:
+            args = [(pack_record(record, 0), record.audit_until) for record in past]
+            parts = self.calls.for_records("archive", _ids(past), args)
+            given((yield [part.call for part in parts]))
         if changes:
             again = yield from self._replace(commands, changes, decided, replies)
         if gone:
@@ -238,7 +257,7 @@ class Program:
     def _replace(
         self,
         commands: Positioned,
-        changes: list[tuple[int, Stored, Record, Record | None]],
+        changes: list[tuple[int, Stored | None, Record, Record | None]],
         decided: dict[int, Reply],
         replies: list[Any],
     ) -> Calls[dict[int, Found]]:
@@ -268,11 +287,14 @@ class Program:
         records = [unpack_record(id, value).record for value in answer[1:]]
         return sorted(records, key=lambda record: record.fence)
 
-    def bind(self, check: bytes) -> Calls[None]:
+    def bind(self, check: bytes) -> Calls[Seen]:
         """Remember the secret's check value, or refuse another one (S8)."""
         call = self.calls.one("bind", 0, self.calls.keys.check, check)
-        (answer,) = given((yield [call]))
+        (mark,) = self.calls.for_records("look", [MARK_ID], [()])
+        answer, marked = given((yield [call, mark.call]))
         check_same_secret(answer[1], check)
+        record = unpack_record(MARK_ID, marked[1]).record if marked[1] else None
+        return Seen(record, int(marked[0]))
 
     def elect(self, token: bytes, lease: int) -> Calls[bool]:
         """True if this token is elected to do the background work for `lease` more microseconds."""

@@ -67,7 +67,7 @@ class RecordCalls:
             own = [keys[position] for position in positions]
             flat = [arg for position in positions for arg in args[position]]
             listed = [*own, *(self.keys.index(name, bucket) for name in INDEXES.get(script, ()))]
-            if script == "replace":  # it may move the old version there
+            if script in ("replace", "archive"):  # they may move a record there
                 listed += [self.keys.archive(ids[position]) for position in positions]
             call = Call(script, bucket, listed, (now, len(own), *shared, *flat))
             parts.append(Part(positions, call))

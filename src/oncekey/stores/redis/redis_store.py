@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
@@ -55,10 +55,11 @@ class RedisStore(RedisBase):
         replies = self._run(lambda: self._program.apply(others, end), end) if others else []
         return self._merge_refused(commands, replies)
 
-    def bind(self, check: bytes, /) -> None:
-        self._run(lambda: self._program.bind(check))
+    def bind(self, check: bytes, /) -> Seen | None:
+        mark = self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
             self._run(self._settings_calls)
+        return mark
 
     def elect(self, token: bytes, lease: int, /) -> bool:
         return self._run(lambda: self._program.elect(token, lease))

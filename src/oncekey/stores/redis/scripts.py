@@ -12,8 +12,8 @@ from importlib import resources
 from typing import Final, NamedTuple
 
 NAMES: Final = (
-    "claim", "finish", "renew", "look", "replace", "sweep", "sweep_history", "range", "heads",
-    "tags", "measure", "history", "elect", "bind",
+    "claim", "finish", "renew", "look", "replace", "archive", "sweep", "sweep_history",
+    "range", "heads", "tags", "measure", "history", "elect", "bind",
 )  # fmt: skip
 # These change nothing, so that a call without a reply has had no effect.
 READS: Final = frozenset(("look", "range", "heads", "tags", "measure", "history"))
@@ -22,6 +22,7 @@ INDEXES: Final = {
     "claim": ("claims", "open", "due", "floor"),
     "finish": ("open",),
     "replace": ("claims", "open", "due", "past"),
+    "archive": ("past",),
     "sweep": ("claims", "open", "due", "floor"),
     "sweep_history": ("past",),
 }

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- Writes records anew, each only if it is still the version that its writer has read.
 --
--- ARGV[3...]  per key six: 12 bytes fence and revision that were read; the record; when a sweeper
+-- ARGV[3...]  per key six: 12 bytes fence and revision that were read, empty if there was no record
+--             (it comes from another store then); the record; when a sweeper
 --             should look at it; when it expires by itself, empty if it does not; 1 if it has not
 --             ended, else empty; until when the old version is archived, empty if it is not
 -- Reply       the time; then, for each key that was not written, its number and its record, which
@@ -12,7 +13,7 @@ for number = 1, keys_count do
   local key, at = KEYS[number], 6 * number - 3
   local value, archived_until = ARGV[at + 1], ARGV[at + 5]
   local current = call('GET', key)
-  if current and sub(current, 4, 15) == ARGV[at] then
+  if (current and sub(current, 4, 15) or '') == ARGV[at] then
     local bucket, id = bucket_of(key), id_of(key)
     if archived_until ~= '' then
       local past, fence = bucket .. 'h:' .. id, sub(current, 4, 11)
