@@ -53,6 +53,7 @@ SOAK_ONLY = {
     "postgres-asyncpg-portable",
     "postgres-psycopg-caller-pool",
     "postgres-moving-async",
+    "etcd-moving-sync",
 }
 
 

@@ -46,6 +46,9 @@ MOVING: dict[str, Row] = {
     "postgres-moving-sync": lambda path, clock: DualStore(
         SQLiteStore(path / "keys.db", synchronous="off", clock=clock), reused_store(clock)
     ),
+    "etcd-moving-sync": lambda path, clock: DualStore(
+        reused_redis_store(clock), reused_etcd_store(clock)
+    ),
     "postgres-moving-async": lambda path, clock: AsyncDualStore(
         AsyncSQLiteStore(path / "keys.db", clock=clock), reused_async_store(clock)
     ),

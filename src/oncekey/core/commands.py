@@ -130,6 +130,14 @@ class ClaimAlso(NamedTuple):
     def id(self) -> bytes:
         return self.claim.id
 
+    @property
+    def owner(self) -> bytes:
+        return self.claim.owner
+
+    @property
+    def lease(self) -> int:
+        return self.claim.lease
+
 
 class RaiseFence(NamedTuple):
     """The claim has got the fence `to` in another store: it has that fence here as well."""

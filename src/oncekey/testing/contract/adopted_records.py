@@ -140,7 +140,7 @@ class AdoptedRecords:
         assert [past.body for past in case.history(held.id)] == [b"first"]
 
     def test_i5_a_live_claim_is_not_replaced_by_another_claim(self, case: StoreCase) -> None:
-        held = case.claimed()
+        held = case.claimed(retry_safe=True)
         other = case.record(held.id)._replace(owner=token("own"), fence=held.fence + 1)
         assert case.unchanged_by(Adopt(other, case.now())) == [Lost()]
         case.wait(LEASE)
