@@ -16,7 +16,16 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.codec import pack_tombstone
-from oncekey.core.commands import Claim, Command, Finish, Look, Renew, Reply, Resolve
+from oncekey.core.commands import (
+    Claim,
+    ClaimAlso,
+    Command,
+    Finish,
+    Release,
+    Renew,
+    Reply,
+    SaveStep,
+)
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import DONE, Decision, decide
@@ -33,7 +42,14 @@ from oncekey.stores.etcd.stored_value import (
     is_removed_by_bucket,
     pack_value,
 )
-from oncekey.stores.etcd.transactions import NESTED_OPS_MAX, Write, get, write_operation
+from oncekey.stores.etcd.transactions import (
+    NESTED_OPS_MAX,
+    Write,
+    archive_operations,
+    get,
+    nested,
+    write_operation,
+)
 
 OPERATION_BYTES: Final = 2_048  # of a nested transaction, besides the record: keys and protocol
 # What a record has besides steps and outcome: names, key, fingerprint, notes.
@@ -112,15 +128,19 @@ class CommandPlans:
             if is_guess:
                 return Planned(i, command, (get(self._keys.record(command.id)),))
             self.settle(command, known.value)
+            if decision.archive is not None:
+                operations = (nested((), archive_operations(self._keys, decision.archive)),)
+                return Planned(i, command, operations, 0, decision)
             return decision.reply
         before, session, lease = known.value, 0, 0
         if decision.write.state is State.PENDING:
-            if isinstance(command, (Claim, Renew)):
-                covering = self._sessions.covering(command.lease)
+            wanted = lease_of(command)
+            if wanted is not None:
+                covering = self._sessions.covering(wanted)
                 if covering is None:
                     return None
-                session, lease = covering.number, command.lease
-            elif before is not None:
+                session, lease = covering.number, wanted
+            elif before is not None and before.record.owner == decision.write.owner:
                 session, lease = before.session, before.lease
         packed = pack_value(decision.write, session, lease)
         if len(packed) > self._bytes_max:
@@ -163,7 +183,7 @@ class CommandPlans:
         """What is known of a record before it was read."""
         if isinstance(command, Claim):
             return _ABSENT
-        if isinstance(command, (Look, Resolve)):
+        if not isinstance(command, (Finish, Renew, Release, SaveStep)):
             return None
         value = self._held.get(command.id, command.owner, command.fence)
         return None if value is None else Known(value, True)
@@ -192,6 +212,13 @@ class CommandPlans:
         if isinstance(command, Claim):
             self._held.answered(command.id, command.owner)
         self._held.confirm(command.id, value)
+
+
+def lease_of(command: Command) -> int | None:
+    """The lease that a command asks for; None for one that leaves the lease as it is."""
+    if isinstance(command, (Claim, Renew)):
+        return command.lease
+    return command.claim.lease if isinstance(command, ClaimAlso) else None
 
 
 def _too_large(size: int, most: int) -> StoreUnavailable:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from oncekey.core.commands import Claim, Command, Renew, Reply
+from oncekey.core.commands import Claim, Command, Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.origin import operation_of
 from oncekey.core.record import State
 from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.buckets import Bucket, Buckets
-from oncekey.stores.etcd.command_plans import CommandPlans, NoBucket, Planned
+from oncekey.stores.etcd.command_plans import CommandPlans, NoBucket, Planned, lease_of
 from oncekey.stores.etcd.etcd_url import Options
 from oncekey.stores.etcd.fence_floor import FenceFloor
 from oncekey.stores.etcd.held_claims import HeldClaims
@@ -114,8 +114,9 @@ class CommandRounds:
     ) -> list[Planned]:
         """Decide each command, or plan to read its record."""
         for command in left.values():
-            if isinstance(command, (Claim, Renew)) and not self._is_covered(command):
-                await self.sessions.cover(command.lease, end)
+            lease = lease_of(command)
+            if lease is not None and self.sessions.covering(lease) is None:
+                await self.sessions.cover(lease, end)
         reading = self._clock.read()
         planned = []
         for i, command in left.items():
@@ -128,9 +129,6 @@ class CommandRounds:
             elif one is not None:
                 replies[i] = one  # type: ignore[assignment]
         return planned
-
-    def _is_covered(self, command: Claim | Renew) -> bool:
-        return self.sessions.covering(command.lease) is not None
 
     # --- sending, and what the reply says -----------------------------------------------------
 
@@ -195,8 +193,11 @@ class CommandRounds:
             self._refresh(is_fresh, sessions, buckets, responses)
             return
         for one in part:
-            if one.write is None:
+            if one.decision is None:
                 known[one.position] = self._read(one, responses)
+            elif one.write is None:
+                next(responses)  # a past generation was stored
+                replies[one.position] = one.decision.reply
             else:
                 self._written(one, next(responses).response_txn, reply.header, known, replies)
 
@@ -241,7 +242,7 @@ class CommandRounds:
         value = StoredValue(write.record, write.session, write.lease, header.revision)
         if write.record.state is not State.PENDING or not write.session:
             self.held.drop(command.id)
-        elif isinstance(command, (Claim, Renew)):
+        elif lease_of(command) is not None:
             self.held.put(value, planned.ends)
         else:
             self.held.rewritten(value)

@@ -68,10 +68,10 @@ class HeldClaims:
         self._unsure.pop(value.record.id, None)
 
     def rewritten(self, value: StoredValue) -> None:
-        """A claim of ours was written again, with the lease it had: it may have been renewed since
-        the write was sent."""
+        """A claim of ours was written again, with the lease it had and perhaps a higher fence: it
+        may have been renewed since the write was sent."""
         held = self._held.get(value.record.id)
-        if held is None or held.value.record.fence != value.record.fence:
+        if held is None or held.value.record.owner != value.record.owner:
             return
         until = held.value.record.lease_until
         self._held[value.record.id] = HeldClaim(

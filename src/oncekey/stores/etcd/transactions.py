@@ -98,11 +98,15 @@ def write_operation(keys: Keys, write: Write) -> Any:
     if before is not None and not stays:
         success.append(delete(old_entry))
     if archive is not None:
-        generation = keys.generation(archive)
-        success.append(put(generation, pack_value(archive)))
-        success.append(put(keys.generation_due(archive), b""))
+        success += archive_operations(keys, archive)
     revision = before.mod_revision if before is not None else 0
     return nested([is_at(key, revision)], success, [get(key)])
+
+
+def archive_operations(keys: Keys, past: Record) -> list[Any]:
+    """Store a past generation, and when it may be removed."""
+    generation = put(keys.generation(past), pack_value(past))
+    return [generation, put(keys.generation_due(past), b"")]
 
 
 def delete_operation(keys: Keys, before: StoredValue) -> Any:
