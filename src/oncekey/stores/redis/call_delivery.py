@@ -200,17 +200,20 @@ class CallDelivery:
                 is_silent=failure.is_silent,
                 ambiguous=pending.ambiguous,
             )
+            pending.repeats = failure.is_sent or not errors.is_login_refused(failure.error)
 
     def _receive(self, pending: _Pending, node: Node, response: Any) -> bool:
         """Take in a response. True if the call should be sent again at once."""
-        pending.asks, was_loaded, pending.loads = None, pending.loads, False
+        asked, pending.asks = pending.asks, None
+        was_loaded, pending.loads = pending.loads, False
         if not isinstance(response, Exception):
             pending.answer = response
             return False
         code = errors.code_of(response)
         pending.error = errors.translate_response(response, ambiguous=pending.ambiguous)
         if code == errors.NO_SCRIPT:
-            pending.loads = True
+            # The node that imports a slot is often new: it gets the script and is asked once more.
+            pending.loads, pending.asks = True, asked
             return not was_loaded
         if isinstance(self.table, SlotTable) and code in (errors.MOVED, errors.ASK):
             slot, target = redirected(str(response), node)

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 NAMES: Final = (
     "claim", "finish", "renew", "look", "replace", "sweep", "sweep_history", "range", "heads",
-    "tags", "measure", "history", "elect", "bind",
+    "tags", "measure", "history", "elect", "bind", "probe",
 )  # fmt: skip
 # These change nothing, so that a call without a reply has had no effect.
-READS: Final = frozenset(("look", "range", "heads", "tags", "measure", "history"))
+READS: Final = frozenset(("look", "range", "heads", "tags", "measure", "history", "probe"))
 # The indexes that a script changes, with which it must be on one node.
 INDEXES: Final = {
     "claim": ("claims", "open", "due", "floor"),

@@ -25,9 +25,14 @@ end
 for number = 1, keys_count do
   local key = KEYS[number]
   local bucket, id = bucket_of(key), id_of(key)
-  local head = call('GETRANGE', key, 0, 66)
+  local head = call('GETRANGE', key, 0, HEAD - 1)
   local garbage_at, again = 0, 0
-  if #head > 0 then garbage_at, again = times_of(head) end
+  if byte(head, 1) == VERSION and #head == HEAD then
+    garbage_at, again = times_of(head)
+  elseif #head > 0 then
+    -- A newer release wrote it and has its own sweeper.
+    garbage_at, again = math.huge, now + POSTPONED_AT_LEAST
+  end
   if now >= garbage_at then
     local fence = call('ZSCORE', bucket .. 'claims', id)
     if fence then floors[bucket] = math.max(floors[bucket] or 0, tonumber(fence)) end
