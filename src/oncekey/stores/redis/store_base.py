@@ -142,6 +142,11 @@ class RedisBase:
         """When a call that begins now must have ended."""
         return time.monotonic() + self._call_seconds
 
+    def _has_replied(self, error: Exception) -> bool:
+        """True unless the server did not reply. On a cluster others may, so its nodes are watched
+        one by one (call_delivery.py)."""
+        return self._mode == durability.CLUSTER or not isinstance(error, errors.NoReply)
+
     def _note_failure(self) -> None:
         self._program.watch.expire()  # perhaps it is another server now
 
