@@ -24,9 +24,15 @@ class CircuitBreaker:
     while it held a lock, no call would ever try again.
     """
 
-    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        now: Callable[[], float] = time.monotonic,
+        rest_seconds: float = REST_SECONDS,
+    ) -> None:
         """`seconds`: how long a call takes at most."""
         self._seconds = seconds
+        self._rest_seconds = rest_seconds
         self._now = now
         self._rests_until: float | None = None  # None: the last call got a reply
 
@@ -49,6 +55,6 @@ class CircuitBreaker:
         """After the call. `replied` says whether the server replied at all; None if the call did
         not wait for that."""
         if replied is not None:
-            self._rests_until = None if replied else self._now() + REST_SECONDS
+            self._rests_until = None if replied else self._now() + self._rest_seconds
         elif is_trial:
             self._rests_until = self._now()

@@ -10,7 +10,7 @@ This module knows redis-py only by its function that parses a URL, which differs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from oncekey.core.errors import ConfigurationError
@@ -25,6 +25,7 @@ HOSTS_MAX: Final = 64
 _MODES: Final = {"sentinel": durability.SENTINEL, "cluster": durability.CLUSTER}
 _SENTINEL_ONLY: Final = ("sentinel_username", "sentinel_password")
 
+Pool = TypeVar("Pool")
 ParseUrl = Callable[[str], Mapping[str, Any]]
 
 
@@ -74,6 +75,19 @@ def connection_settings(
     return settings
 
 
+def known_options(pool: Pool) -> Pool:
+    """This pool of redis-py's, if its connections take the options of the URL; it connects nothing.
+    redis-py itself would find out with the first connection, and raise a TypeError."""
+    made: Any = pool
+    try:
+        made.connection_class(**made.connection_kwargs)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the store's URL has an option that neither oncekey nor redis-py knows ({error})"
+        ) from None
+    return pool
+
+
 def sentinel_settings(address: Address, seconds: float) -> dict[str, Any]:
     """The settings of our own connections to Sentinels."""
     return {
@@ -106,6 +120,9 @@ def _parse(url: str, parse_url: ParseUrl) -> Address:
         raise ConfigurationError(
             "redis:// means one server; write redis+sentinel:// or redis+cluster:// for several"
         )
+    database = path.strip("/")
+    if database and not database.isdecimal():
+        raise invalid_address()  # redis-py would take database 0
     # The hosts are taken out, because redis-py parses only one.
     plain = parts._replace(scheme=scheme, netloc=f"{login}{at}host", path=path)
     settings = dict(parse_url(urlunsplit(plain)))

@@ -24,7 +24,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.redis import durability, errors
-from oncekey.stores.redis.addresses import connection_settings, parse_address, sentinel_settings
+from oncekey.stores.redis.addresses import (
+    connection_settings,
+    known_options,
+    parse_address,
+    sentinel_settings,
+)
 from oncekey.stores.redis.call_delivery import Batch, Failure, Outcome, Send
 from oncekey.stores.redis.caller_clients import cluster_address, plain_mode
 from oncekey.stores.redis.options import Options
@@ -158,7 +163,7 @@ class AsyncConnections:
     def _open(self, node: Node) -> Any:
         settings = connection_settings(self._address, node, self._options, None)
         if self.mode != durability.SENTINEL:
-            return ConnectionPool(**settings)
+            return known_options(ConnectionPool(**settings))
         manager: Any = sentinel.Sentinel(  # type: ignore[no-untyped-call]
             [(node.host, node.port) for node in self._address.nodes],
             sentinel_kwargs=sentinel_settings(
@@ -166,7 +171,7 @@ class AsyncConnections:
             ),
         )
         pool: Any = sentinel.SentinelConnectionPool  # redis-py gives it no types
-        return pool(self._address.service, manager, **settings)
+        return known_options(pool(self._address.service, manager, **settings))
 
     async def close(self) -> None:
         """Close our own connections; a caller's stay open."""

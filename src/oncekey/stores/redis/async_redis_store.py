@@ -115,7 +115,7 @@ class AsyncRedisStore(RedisBase):
             result = await self._drive(self._delivery.run(program(), end or self._deadline()))
             replied = True
         except Exception as error:
-            replied = not isinstance(error, errors.NoReply)
+            replied = self._has_replied(error)
             if isinstance(error, StoreUnavailable):
                 self._note_failure()
             raise

@@ -9,6 +9,8 @@ remembered for the error that is raised if no reply ever comes.
     a slot that has moved (MOVED, ASK)            the call is sent to where it went
     a replica, a loading server, a broken or      after a pause the call is sent again, on a cluster
     silent connection, a slot being moved         by a new table of slots
+    a cluster's node that did not reply at all    the calls to it fail for a while, so that those to
+                                                  other nodes, in the same batches, need not wait
 
 A delivery is a generator: it yields what to send, and is sent what came back. This module must not
 know redis-py, threads or asyncio.
@@ -21,6 +23,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import StoreUnavailable
+from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.redis import errors
 from oncekey.stores.redis.calls import EVERY_NODE, Answer, Call, Calls
 from oncekey.stores.redis.scripts import scripts
@@ -31,6 +34,8 @@ T = TypeVar("T")
 PAUSE_FIRST_SECONDS: Final = 0.01
 PAUSE_MAX_SECONDS: Final = 0.25
 REDIRECTIONS_MAX: Final = 16
+# For how long calls are repeated while the answers to others of their batch wait for them.
+BESIDE_OTHERS_SECONDS: Final = 1.0
 
 
 class Batch(NamedTuple):
@@ -105,6 +110,7 @@ class CallDelivery:
         self.table = table
         self._reply_seconds = reply_seconds
         self._now = now
+        self._silent_nodes: dict[Node, CircuitBreaker] = {}
 
     def run(self, program: Calls[T], end: float) -> Delivery[T]:
         """Run a program until `end` at the latest."""
@@ -131,7 +137,7 @@ class CallDelivery:
         if isinstance(self.table, SlotTable) and self.table.needs_refresh:
             yield from self._refresh(self.table, end)
         sent = [pending for at, call in enumerate(calls) for pending in self._placed(at, call)]
-        left, pause, redirections = sent, PAUSE_FIRST_SECONDS, 0
+        left, pause, redirections, is_waited_for = sent, PAUSE_FIRST_SECONDS, 0, False
         while left and self._now() < end:
             is_redirected = yield from self._send(left, end)
             left = [pending for pending in left if self._is_open(pending)]
@@ -140,6 +146,8 @@ class CallDelivery:
             if is_redirected and redirections < REDIRECTIONS_MAX:
                 redirections += 1
                 continue
+            if not is_waited_for and self.table.is_cluster and any(map(_is_answered, sent)):
+                is_waited_for, end = True, min(end, self._now() + BESIDE_OTHERS_SECONDS)
             if self._now() + pause >= end:
                 break
             yield Pause(pause)
@@ -168,6 +176,7 @@ class CallDelivery:
                 pending.error = _unserved(pending.ambiguous)
             else:
                 by_node.setdefault(node, []).append(pending)
+        trials = self._enter(by_node)
         batches = [
             Batch(node, [command for pending in own for command in pending.commands()])
             for node, own in by_node.items()
@@ -178,6 +187,9 @@ class CallDelivery:
         outcomes = yield Send(batches, deadline)
         is_redirected = False
         for (node, own), outcome in zip(by_node.items(), outcomes, strict=True):
+            if node in trials:
+                is_silent = isinstance(outcome, Failure) and outcome.is_silent
+                self._silent_nodes[node].leave(trials[node], replied=not is_silent)
             if isinstance(outcome, Failure):
                 self._note_failure(node, own, outcome)
                 continue
@@ -187,6 +199,23 @@ class CallDelivery:
                     next(responses)
                 is_redirected |= self._receive(pending, node, next(responses))
         return is_redirected
+
+    def _enter(self, by_node: dict[Node, list[_Pending]]) -> dict[Node, bool]:
+        """Take out the calls to nodes of a cluster that were silent just now, and let them fail.
+        Returns the other nodes, and whether this is the call that tries one again."""
+        trials: dict[Node, bool] = {}
+        if not self.table.is_cluster:
+            return trials  # the store as a whole has a circuit breaker
+        for node in list(by_node):
+            seconds = self._reply_seconds
+            fresh = CircuitBreaker(seconds, self._now, rest_seconds=seconds)
+            try:
+                trials[node] = self._silent_nodes.setdefault(node, fresh).enter()
+            except StoreUnavailable as error:
+                for pending in by_node.pop(node):
+                    pending.repeats = False
+                    pending.error = pending.error or error
+        return trials
 
     def _note_failure(self, node: Node, own: Sequence[_Pending], failure: Failure) -> None:
         self.table.note_failure(node)
@@ -200,17 +229,20 @@ class CallDelivery:
                 is_silent=failure.is_silent,
                 ambiguous=pending.ambiguous,
             )
+            pending.repeats = failure.is_sent or not errors.is_login_refused(failure.error)
 
     def _receive(self, pending: _Pending, node: Node, response: Any) -> bool:
         """Take in a response. True if the call should be sent again at once."""
-        pending.asks, was_loaded, pending.loads = None, pending.loads, False
+        asked, pending.asks = pending.asks, None
+        was_loaded, pending.loads = pending.loads, False
         if not isinstance(response, Exception):
             pending.answer = response
             return False
         code = errors.code_of(response)
         pending.error = errors.translate_response(response, ambiguous=pending.ambiguous)
         if code == errors.NO_SCRIPT:
-            pending.loads = True
+            # The node that imports a slot is often new: it gets the script and is asked once more.
+            pending.loads, pending.asks = True, asked
             return not was_loaded
         if isinstance(self.table, SlotTable) and code in (errors.MOVED, errors.ASK):
             slot, target = redirected(str(response), node)
@@ -245,6 +277,11 @@ class CallDelivery:
                 return
         if not table.nodes():
             raise error or _unserved(False)
+
+
+def _is_answered(pending: _Pending) -> bool:
+    """True if somebody waits for the answer that a call has; nobody does for servers' settings."""
+    return pending.answer is not None and pending.call.bucket != EVERY_NODE
 
 
 def _answers(calls: Sequence[Call], sent: Sequence[_Pending]) -> list[Answer]:

@@ -7,6 +7,7 @@ message that begins with the code. Messages never quote an address with its pass
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
@@ -14,10 +15,12 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 NO_SCRIPT: Final = "NOSCRIPT"
 MOVED: Final = "MOVED"
 ASK: Final = "ASK"
+OUT_OF_MEMORY: Final = "OOM"
 TOO_LATE: Final = "TOOLATE"  # our own, by the script of claims
 
 # The server has done nothing and may do it soon: the call is repeated.
 _REPEATED: Final = {
+    NO_SCRIPT: "the server does not keep the scripts that it was given (SCRIPT FLUSH?)",
     "TRYAGAIN": "the key's slot is being moved to another node",
     "CLUSTERDOWN": "the cluster is down, or part of it is",
     "LOADING": "the server is reading its data from disk",
@@ -30,7 +33,8 @@ _REPEATED: Final = {
 }
 # The server has done nothing and will not before somebody acts.
 _REFUSED: Final = {
-    "OOM": "the server's memory is full, so it takes no new keys; make room, or raise maxmemory",
+    OUT_OF_MEMORY: "the server's memory is full, so it takes no new keys; make room, or raise "
+    "maxmemory",
     "MISCONF": "the server cannot write to its disk, so it takes no writes; check its log",
     "NOPERM": "the user lacks rights; it needs +@all for the keys of the store's prefix, or at "
     "least EVALSHA, SCRIPT, INFO and what the scripts call",
@@ -58,6 +62,10 @@ class ClaimTooLate(StoreUnavailable):
     """The claim arrived after its sender had stopped waiting, by the server's clock."""
 
 
+class MemoryFull(StoreUnavailable):
+    """The server's memory is full, so it has refused to claim keys."""
+
+
 def code_of(error: BaseException) -> str:
     """The code of a server's error: redis-py cuts those it knows from the message."""
     code = getattr(error, "status_code", None)
@@ -79,6 +87,11 @@ def ends_connection(response: object) -> bool:
     return isinstance(response, Exception) and code_of(response) in _WRONG_SERVER
 
 
+def is_login_refused(error: BaseException) -> bool:
+    """True if the server did not let a connection in, and will not before somebody acts."""
+    return code_of(error) in _LOGIN
+
+
 def translate_response(error: BaseException, *, ambiguous: bool) -> StoreUnavailable:
     """The error to raise for a call that the server refused. `ambiguous` is True if an earlier try
     of the call may have taken effect."""
@@ -87,10 +100,9 @@ def translate_response(error: BaseException, *, ambiguous: bool) -> StoreUnavail
         return ClaimTooLate("the server came to it too late", ambiguous=ambiguous)
     refusal = _REPEATED.get(code) or _REFUSED.get(code)
     meaning = refusal or _STOPPED.get(code) or "Redis cannot be used"
+    kind = MemoryFull if code == OUT_OF_MEMORY else StoreUnavailable
     # An error that is not listed may have stopped a script halfway, too.
-    made = StoreUnavailable(
-        f"{meaning} (Redis {_first_line(error)})", ambiguous=ambiguous or refusal is None
-    )
+    made = kind(f"{meaning} (Redis {_first_line(error)})", ambiguous=ambiguous or refusal is None)
     made.__cause__ = error
     return made
 
@@ -131,6 +143,24 @@ def invalid_address() -> ConfigurationError:
         " redis+sentinel://host:26379,host:26379/service or redis+cluster://host:6379,host:6379, "
         "with special characters as %xx"
     )
+
+
+def without_info(error: BaseException | None) -> ConfigurationError | StoreUnavailable:
+    """For a server whose settings cannot be read; `error` is its answer to INFO."""
+    if error is not None and code_of(error) in _REFUSED:
+        return ConfigurationError(f"{_REFUSED[code_of(error)]} (Redis {_first_line(error)})")
+    return StoreUnavailable("the server did not say what it is", ambiguous=False)
+
+
+def commands_forbidden(names: Sequence[bytes]) -> ConfigurationError:
+    """For a user who may run scripts, but not all that they do: they would stop halfway."""
+    listed = ", ".join(name.decode() for name in names)
+    return ConfigurationError(f"{_REFUSED['NOPERM']} (forbidden are {listed})")
+
+
+def unreadable(error: ValueError) -> StoreUnavailable:
+    """For a record that this release cannot read."""
+    return StoreUnavailable(f"{error}; is a newer release of oncekey running?", ambiguous=False)
 
 
 def no_transactions() -> ConfigurationError:

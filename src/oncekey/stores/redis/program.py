@@ -34,10 +34,11 @@ from oncekey.core.commands import (
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.move_marks import MARK_ID
 from oncekey.core.record import Record, State
-from oncekey.core.state_machine import decide
+from oncekey.core.state_machine import decide, is_expired
 from oncekey.stores.record_format import Stored, unpack_record
+from oncekey.stores.redis import errors
 from oncekey.stores.redis.calls import Calls
-from oncekey.stores.redis.errors import ClaimTooLate
+from oncekey.stores.redis.errors import ClaimTooLate, MemoryFull
 from oncekey.stores.redis.garbage import GarbageProgram
 from oncekey.stores.redis.keyspace import Keyspace
 from oncekey.stores.redis.packed_commands import (
@@ -47,7 +48,7 @@ from oncekey.stores.redis.packed_commands import (
     renew_head,
     replace_arguments,
 )
-from oncekey.stores.redis.record_calls import Part, RecordCalls, TestClock, given, placed
+from oncekey.stores.redis.record_calls import Part, RecordCalls, TestClock, given, placed, readable
 from oncekey.stores.redis.server_settings import SETTINGS_CALLS
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
 from oncekey.stores.server_clock import ServerClock
@@ -156,6 +157,7 @@ class Program:
         if reads_settings:
             self.watch.notify(answers[len(parts) :])
         left: dict[int, Found] = {}
+        refused: Positioned = {}
         for part, answer in zip(parts, answers, strict=False):
             if isinstance(answer, ClaimTooLate):
                 # The server's clock was set ahead, or else there is no time for another try.
@@ -164,12 +166,32 @@ class Program:
             elif isinstance(answer, StoreUnavailable):
                 for i in part.positions:
                     replies[i] = answer
+                if isinstance(answer, MemoryFull):
+                    refused |= {i: commands[i] for i in part.positions}
             elif part.call.script == "claim":
                 self.server_clock.observe(int(answer[0]), since)
                 self._read_claims(part.positions, answer, commands, replies, left)
             else:
                 _read_others(part, answer, commands, replies, left)
+        if refused:
+            left |= yield from self._look_at_refused(refused, replies)
         return left
+
+    def _look_at_refused(self, claims: Positioned, replies: list[Any]) -> Calls[dict[int, Found]]:
+        """Look at the keys of claims that a full server has refused: those that have a record need
+        no more memory, so that duplicates still get their replay. Keeps the error of the others."""
+        parts = list(self._look_parts([*claims], claims))
+        answers = yield [part.call for part in parts]
+        looked: list[Any] = [*replies]
+        found: dict[int, Found] = {}
+        for part, answer in zip(parts, answers, strict=True):
+            if not isinstance(answer, StoreUnavailable):
+                _read_others(part, answer, claims, looked, found)
+        return {
+            i: Found(stored, now)
+            for i, (stored, now) in found.items()
+            if stored is not None and not is_expired(stored.record, now)
+        }
 
     def _claim_parts(
         self, claims: list[int], commands: Positioned, end: float | None
@@ -215,8 +237,7 @@ class Program:
             if isinstance(found, int):
                 replies[i] = Claimed(found, 1, ())
             else:
-                replies[i] = None
-                left[i] = Found(unpack_record(commands[i].id, found), now)
+                _note_found(i, found, now, commands, replies, left)
 
     # --- phase 2: decide, compare-and-set -----------------------------------------------------
 
@@ -295,7 +316,7 @@ class Program:
         """Past generations of a key that were not swept yet, oldest first."""
         call = self.calls.one("history", id[0], self.calls.keys.archive(id))
         (answer,) = given((yield [call]))
-        records = [unpack_record(id, value).record for value in answer[1:]]
+        records = readable([id] * (len(answer) - 1), answer[1:])
         return sorted(records, key=lambda record: record.fence)
 
     def bind(self, check: bytes) -> Calls[Seen]:
@@ -336,11 +357,7 @@ def _read_others(
     positions = part.positions
     if part.call.script == "look":
         for i, value in zip(positions, answer[1:], strict=True):
-            left[i] = (
-                Found(unpack_record(commands[i].id, value), int(answer[0]))
-                if isinstance(value, bytes)
-                else Found(None, int(answer[0]), value)
-            )
+            _note_found(i, value, int(answer[0]), commands, replies, left)
         return
     for i in positions:
         replies[i] = _DONE
@@ -361,5 +378,27 @@ def _read_exceptions(
     """The commands that a script left alone, each with the record it found."""
     for at in range(1, len(answer), 2):
         i, value = positions[answer[at] - 1], answer[at + 1]
-        replies[i] = None
-        left[i] = Found(unpack_record(commands[i].id, value) if value else None, int(answer[0]))
+        _note_found(i, value, int(answer[0]), commands, replies, left)
+
+
+def _note_found(
+    i: int,
+    value: bytes | int,
+    now: int,
+    commands: Positioned,
+    replies: list[Any],
+    left: dict[int, Found],
+) -> None:
+    """Take in the record that a command has found: empty if there is none, or a number, the highest
+    fence that its key may have had. One that cannot be read is an error of this command alone,
+    since the others of its batch have taken effect."""
+    replies[i] = None
+    if isinstance(value, int):
+        left[i] = Found(None, now, value)
+        return
+    try:
+        stored = unpack_record(commands[i].id, value) if value else None
+    except ValueError as error:
+        replies[i] = errors.unreadable(error)
+    else:
+        left[i] = Found(stored, now)

@@ -7,9 +7,12 @@ lists. It knows no connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from oncekey.core.errors import StoreUnavailable
+from oncekey.core.record import Record
+from oncekey.stores.record_format import unpack_record
 from oncekey.stores.redis.calls import Answer, Call
 from oncekey.stores.redis.keyspace import Keyspace, by_bucket
 from oncekey.stores.redis.scripts import ARCHIVES, INDEXES
@@ -120,6 +123,17 @@ def collected(
         for position, item in zip(part.positions, answer[1:], strict=True):
             found[position] = item
     return now, found
+
+
+def readable(ids: Sequence[bytes], values: Sequence[bytes | int]) -> list[Record]:
+    """The records of these ids. Left out are those that are gone, and those of a newer release:
+    they must not hide the others, and that release has its own lists."""
+    records = []
+    for id, value in zip(ids, values, strict=True):
+        if isinstance(value, bytes) and value:
+            with suppress(ValueError):
+                records.append(unpack_record(id, value).record)
+    return records
 
 
 def placed(positions: Sequence[int], parts: Sequence[Part]) -> Iterator[Part]:

@@ -22,11 +22,10 @@ from oncekey.core.search import (
     Query,
     Walk,
 )
-from oncekey.stores.record_format import unpack_record
 from oncekey.stores.redis.bucket_ranges import BucketRange, Entry
 from oncekey.stores.redis.calls import Calls
 from oncekey.stores.redis.keyspace import BUCKETS
-from oncekey.stores.redis.record_calls import RecordCalls, collected, given
+from oncekey.stores.redis.record_calls import RecordCalls, collected, given, readable
 
 # How many records and ids a call looks at, so that no claim waits long for one.
 HEADS_PER_CALL: Final = 500
@@ -66,9 +65,7 @@ def _heads(calls: RecordCalls, ids: Sequence[bytes], body_bytes: int) -> Calls[l
         parts = calls.for_records("heads", some, [()] * len(some), body_bytes)
         answers = yield [part.call for part in parts]
         _, values = collected(parts, answers, len(some))
-        records += [
-            unpack_record(id, value).record for id, value in zip(some, values, strict=True) if value
-        ]
+        records += readable(some, values)
     return records
 
 

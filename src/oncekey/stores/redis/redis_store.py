@@ -110,7 +110,7 @@ class RedisStore(RedisBase):
             result = self._drive(self._delivery.run(program(), end or self._deadline()))
             replied = True
         except Exception as error:
-            replied = not isinstance(error, errors.NoReply)
+            replied = self._has_replied(error)
             if isinstance(error, StoreUnavailable):
                 self._note_failure()
             raise

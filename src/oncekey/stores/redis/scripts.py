@@ -14,9 +14,12 @@ from typing import Final, NamedTuple
 NAMES: Final = (
     "claim", "finish", "renew", "look", "replace", "sweep", "sweep_history", "range", "heads",
     "tags", "measure", "history", "archive", "elect", "bind",
+    "probe",
 )  # fmt: skip
 # These change nothing, so that a call without a reply has had no effect.
-READS: Final = frozenset(("look", "range", "heads", "tags", "measure", "history"))
+READS: Final = frozenset(("look", "range", "heads", "tags", "measure", "history", "probe"))
+# These remove garbage, so they have the functions for it.
+COLLECTORS: Final = frozenset(("claim", "sweep"))
 # The indexes that a script uses beside records, with which it must be on one node.
 INDEXES: Final = {
     "claim": ("claims", "open", "due", "floor"),
@@ -42,10 +45,12 @@ class Script(NamedTuple):
 def scripts() -> dict[str, Script]:
     """All scripts by name."""
     folder = resources.files(__package__) / "lua"
-    shared = (folder / "common.lua").read_text(encoding="utf-8")
+    common = (folder / "common.lua").read_text(encoding="utf-8")
+    garbage = (folder / "garbage.lua").read_text(encoding="utf-8")
     found = {}
     for name in NAMES:
         first, rest = (folder / f"{name}.lua").read_text(encoding="utf-8").split("\n", 1)
+        shared = common + garbage if name in COLLECTORS else common
         text = f"{first}\n{shared}{rest}".encode()
         # The server names scripts by SHA-1; nothing secret depends on it.
         found[name] = Script(text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())

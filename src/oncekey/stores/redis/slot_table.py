@@ -46,6 +46,7 @@ class SlotTable:
     def __init__(self, seeds: Sequence[Node]) -> None:
         self._seeds = list(seeds)
         self._by_bucket: dict[int, Node] = {}
+        self._failed: set[Node] = set()
         self.needs_refresh = True
 
     def nodes(self) -> list[Node]:
@@ -57,11 +58,14 @@ class SlotTable:
         return self._by_bucket.get(bucket)
 
     def candidates(self) -> list[Node]:
-        """Nodes that may know the table: those that are known to be in it, then the seeds."""
-        return list(dict.fromkeys([*self.nodes(), *self._seeds]))
+        """Nodes that may know the table: those that are known to be in it, then the seeds. Those
+        that have just failed come last, because asking them may take a whole timeout."""
+        known = dict.fromkeys([*self.nodes(), *self._seeds])
+        return sorted(known, key=self._failed.__contains__)
 
     def note_failure(self, node: Node) -> None:
         """A node failed or has lost its slots: the table may be wrong."""
+        self._failed.add(node)
         self.needs_refresh = True
 
     def move(self, slot: int, node: Node) -> None:
@@ -80,6 +84,7 @@ class SlotTable:
                     found[bucket] = _named(master[0], master[1], asked)
         if found:
             self._by_bucket = found
+            self._failed = set()
             self.needs_refresh = False
         return bool(found)
 

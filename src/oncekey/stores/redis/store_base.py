@@ -69,15 +69,20 @@ class RedisBase:
         server = read_servers(answers[len(load) :], self._mode)
         refused = [error for each in answers[: len(load)] for error in each if _is_error(error)]
         if server is None:
-            raise StoreUnavailable("the server did not say what it is", ambiguous=False)
+            raise errors.without_info(next((e for e in answers[len(load)] if _is_error(e)), None))
         if refused:
             server = server._replace(has_scripts=False)
         refusal = durability.refusal(server)
         if refusal:
             detail = f" ({refused[0]})" if refused else ""
             raise ConfigurationError(refusal + detail)
-        probe = self._program.calls.for_records("look", [bytes(16)], [()])
-        given((yield [part.call for part in probe]))
+        probe = self._program.calls.for_records("probe", [bytes(16)], [()])
+        clock = self._program.server_clock
+        since = clock.send_time()
+        ((at, *forbidden),) = given((yield [part.call for part in probe]))
+        if forbidden:
+            raise errors.commands_forbidden(forbidden)
+        clock.observe(int(at), since)  # so that even the first claim has its latest time
         self._set_server(server)
 
     def _is_prepared(self, arrived: float) -> bool:
@@ -136,6 +141,11 @@ class RedisBase:
     def _deadline(self) -> float:
         """When a call that begins now must have ended."""
         return time.monotonic() + self._call_seconds
+
+    def _has_replied(self, error: Exception) -> bool:
+        """True unless the server did not reply. On a cluster others may, so its nodes are watched
+        one by one (call_delivery.py)."""
+        return self._mode == durability.CLUSTER or not isinstance(error, errors.NoReply)
 
     def _note_failure(self) -> None:
         self._program.watch.expire()  # perhaps it is another server now

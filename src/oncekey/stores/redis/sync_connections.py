@@ -18,7 +18,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.redis import durability, errors
-from oncekey.stores.redis.addresses import connection_settings, parse_address, sentinel_settings
+from oncekey.stores.redis.addresses import (
+    connection_settings,
+    known_options,
+    parse_address,
+    sentinel_settings,
+)
 from oncekey.stores.redis.call_delivery import Batch, Failure, Outcome, Send
 from oncekey.stores.redis.caller_clients import cluster_address, plain_mode
 from oncekey.stores.redis.options import Options
@@ -96,7 +101,8 @@ class SyncConnections:
         begun: list[_Loan | Failure] = []
         outcomes: list[Outcome] = []
         try:
-            begun += [self._begin(batch) for batch in send.batches]
+            for batch in send.batches:
+                begun.append(self._begin(batch))
             while begun:
                 loan = begun.pop(0)
                 if isinstance(loan, Failure):
@@ -138,14 +144,14 @@ class SyncConnections:
         seconds = self._options.seconds("reply_timeout")
         settings = connection_settings(self._address, node, self._options, seconds)
         if self.mode != durability.SENTINEL:
-            return redis.ConnectionPool(**settings)
+            return known_options(redis.ConnectionPool(**settings))
         manager: Any = sentinel.Sentinel(  # type: ignore[no-untyped-call]
             [(node.host, node.port) for node in self._address.nodes],
             sentinel_kwargs=sentinel_settings(self._address, seconds),
         )
         pool: Any = sentinel.SentinelConnectionPool  # redis-py gives it no types
         opened: redis.ConnectionPool = pool(self._address.service, manager, **settings)
-        return opened
+        return known_options(opened)
 
     def close(self) -> None:
         """Close our own connections; a caller's stay open."""

@@ -10,10 +10,9 @@ from typing import Final
 from oncekey.core.record import Record
 from oncekey.core.state_machine import has_ended, is_expired
 from oncekey.core.store import Unfinished
-from oncekey.stores.record_format import unpack_record
 from oncekey.stores.redis.bucket_ranges import BucketRange, Entry
 from oncekey.stores.redis.calls import Calls
-from oncekey.stores.redis.record_calls import RecordCalls, collected
+from oncekey.stores.redis.record_calls import RecordCalls, collected, readable
 
 # How many records a call reads, so that no claim waits long for one.
 RECORDS_PER_CALL: Final = 500
@@ -58,9 +57,5 @@ def _read(calls: RecordCalls, entries: list[Entry]) -> Calls[list[Record]]:
         parts = calls.for_records("look", ids, [()] * len(ids))
         answers = yield [part.call for part in parts]
         _, values = collected(parts, answers, len(ids))
-        records += [
-            unpack_record(id, value).record
-            for id, value in zip(ids, values, strict=True)
-            if isinstance(value, bytes)  # else it is gone
-        ]
+        records += readable(ids, values)
     return records

@@ -9,6 +9,7 @@ local now = read_clock()
 if ARGV[3] ~= '' and now > tonumber(ARGV[3]) then
   return redis.error_reply('TOOLATE the claim came after its sender had stopped waiting')
 end
+local fresh
 local stamp = pack('>I8', now)
 local reply = { told(now) }
 for number = 1, keys_count do
@@ -26,6 +27,7 @@ for number = 1, keys_count do
     reply[#reply + 1] = number
     reply[#reply + 1] = found
   else
+    fresh = bucket
     local id, claims = id_of(key), bucket .. 'claims'
     if call('ZADD', claims, 'NX', fence, id) == 0 then
       -- The server has removed an expired record. Its index entry has the fence to exceed.
@@ -41,5 +43,15 @@ for number = 1, keys_count do
       reply[#reply + 1] = fence
     end
   end
+end
+-- So that nothing grows without a sweeper, a batch also removes what is due in one of its buckets,
+-- about as much as it has added. A bucket in which nothing was claimed may be moving to another
+-- node, record by record, so that one may only seem to be gone.
+if fresh and ARGV[1] == '' then
+  local floors, most = {}, 2 * keys_count
+  for _, id in ipairs(call('ZRANGEBYSCORE', fresh .. 'due', '-inf', now, 'LIMIT', 0, most)) do
+    collect(fresh, id, now, floors)
+  end
+  raise_floors(floors)
 end
 return reply

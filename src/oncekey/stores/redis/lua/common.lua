@@ -9,6 +9,7 @@
 --   1 version · 2 state · 3 retry_safe · 4-11 fence · 12-15 revision · 16-19 attempt ·
 --   20-27 created_at · 28-35 lease_until · 36-43 finished_at · 44-51 keep · 52-59 audit ·
 --   60-67 keep_unknown · 68-83 owner · 84-99 the lengths of what follows
+local VERSION, HEAD = 1, 99
 local call, sub, byte, pack, unpack_ = redis.call, string.sub, string.byte, struct.pack, struct.unpack
 
 -- Times are microseconds since 1970, which a double holds exactly until the year 2255.

@@ -10,7 +10,9 @@ local reply = { told(read_clock()) }
 for number = 1, keys_count do
   local key = KEYS[number]
   local value = call('GETRANGE', key, 0, GUESS - 1)
-  if #value > 0 then
+  if byte(value, 1) ~= VERSION or #value < HEAD then
+    value = ''
+  else
     local fingerprint, scope, label, name, note, steps = unpack_('>I2I2I2I2I4I4', value, 84)
     local steps_at = 99 + fingerprint + scope + label + name + note
     local body_at = steps_at + steps
