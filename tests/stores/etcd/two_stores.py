@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from tests.support.etcd_stores import etcd
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Claimed, Command, Reply
 from oncekey.stores.etcd.cluster_store import ClusterStore
 from oncekey.stores.etcd.etcd_store import EtcdStore
+from oncekey.testing.contract.store_case import claim
 from oncekey.testing.fake_clock import FakeClock
 
 T = TypeVar("T")
@@ -67,3 +68,27 @@ async def _revoke_all(cluster: ClusterStore) -> None:
     for number in list(cluster.sessions._by_number):
         request = rpc.LeaseRevokeRequest(ID=number)
         await cluster.members.call("LeaseRevoke", request, cluster.members.deadline())
+
+
+class Pair:
+    """Two processes on one store, each with a clock of its own."""
+
+    def __init__(self) -> None:
+        prefix = fresh_prefix()
+        self.clock, self.other_clock = FakeClock(), FakeClock()
+        self.one = Process(prefix, self.clock)
+        self.other = Process(prefix, self.other_clock)
+
+    def advance(self, us: int) -> None:
+        self.clock.advance(us)
+        self.other_clock.advance(us)
+
+    def close(self) -> None:
+        self.one.close()
+        self.other.close()
+
+
+def claimed(process: Process, id: bytes, owner: bytes, **changes: object) -> Claimed:
+    reply = process.send(claim(id, owner, **changes))
+    assert isinstance(reply, Claimed), reply
+    return reply

@@ -167,8 +167,10 @@ class CommandRounds:
     ) -> None:
         """Send one request. What it rests on is compared once for all its commands."""
         writes = [one.write for one in part if one.write is not None]
-        sessions = sorted({write.session for write in writes if write.session})
-        sessions = [one for one in sessions if self.sessions.is_covered(one, 0)]
+        # A claim rests on its session, also on one that this process has just learned has ended. A
+        # step does not: it is saved as long as nobody else has changed the record.
+        resting = [one.write for one in part if isinstance(one.command, (Claim, Renew))]
+        sessions = sorted({write.session for write in resting if write and write.session})
         buckets = sorted({one.bucket for one in part if one.bucket is not None})
         is_fresh = any(write.before is None for write in writes)
         compare = [self.floor.comparison()] if is_fresh else []
