@@ -150,7 +150,8 @@ class CommandRounds:
             decided = [one for one in refused if one.position in known]  # on what was read
             rest = [one for one in part if not _is_new_claim(one)]
             for one in refused:
-                self.held.answered(one.command.id, one.command.owner)  # type: ignore[union-attr]
+                if not error.ambiguous:
+                    self.held.answered(one.command.id, one.command.owner)  # type: ignore[union-attr]
                 read = get(self._keys.record(one.command.id))
                 rest.append(Planned(one.position, one.command, (read,)))
             await self._send(rest, known, replies, end)
@@ -188,7 +189,8 @@ class CommandRounds:
         operations = [operation for one in part for operation in one.operations]
         for one in part:
             if _is_new_claim(one) and isinstance(one.command, Claim):
-                self.held.sent(one.command.id, one.command.owner, one.ends)
+                session = one.write.session if one.write is not None else 0
+                self.held.sent(one.command.id, one.command.owner, session, one.ends)
         reply = await self._members.call("Txn", transaction(compare, operations, otherwise), end)
         responses = iter(reply.responses)
         if not reply.succeeded:
