@@ -9,7 +9,7 @@ This module checks values and knows no client library.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -59,7 +59,7 @@ class Options:
     cert: str = ""
     key: str = ""
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     tls: bool = False
     clock: Callable[[], int] | None = None
     lease_min: int = LEASE_MIN_US
@@ -111,6 +111,11 @@ def split_url(url: str) -> tuple[list[str], Options]:
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
     hosts, _, prefix = rest.partition("/")
+    if "@" in prefix + query:  # else a part of the password would be taken for a host or an option
+        raise ConfigurationError(
+            "the store's URL has an @ after a / or ?; in a user, a password or a prefix write "
+            "/ as %2F, ? as %3F and @ as %40"
+        )
     login, at, addresses = hosts.rpartition("@")
     given: dict[str, Any] = {"tls": scheme == "etcds"}
     if at:
@@ -119,7 +124,7 @@ def split_url(url: str) -> tuple[list[str], Options]:
     if prefix.strip("/"):
         given["prefix"] = unquote(prefix)
     not_in_query = {"prefix", "user", "password", "tls", "clock", "lease_min"}
-    known = {field.name: field for field in fields(Options) if field.name not in not_in_query}
+    known = {one.name: one for one in fields(Options) if one.name not in not_in_query}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in known:
             raise ConfigurationError(
