@@ -44,7 +44,9 @@ from oncekey.stores.etcd.transactions import (
 from oncekey.stores.store_rules import check_same_secret, election_holds
 
 TRIES_MAX: Final = 20
-LAPSES_MAX: Final = 100  # per request
+# Records per request of lists, of the sweeper and of claims that lapse; fewer if the servers' limit
+# is lower.
+PAGE_MAX: Final = 100
 
 
 class ClusterStore:
@@ -57,9 +59,12 @@ class ClusterStore:
         self._rounds = CommandRounds(self.members, self.keys, options, self._clock)
         self.held = self._rounds.held
         self.sessions = self._rounds.sessions
-        reader = RecordReader(self.members, self.keys, self.held)
+        self._operations_max = min(options.operations_max, PAGE_MAX)
+        reader = RecordReader(self.members, self.keys, self.held, self._operations_max)
         self.lists = RecordLists(self.members, self.keys, reader, self._clock)
-        self._garbage = Garbage(self.members, self.keys, reader, self._rounds.floor, self._clock)
+        self._garbage = Garbage(
+            self.members, self.keys, reader, self._rounds.floor, self._clock, self._operations_max
+        )
         self._breaker = CircuitBreaker(options.seconds("call_timeout"))
         self._beats: asyncio.Task[None] | None = None
 
@@ -138,8 +143,8 @@ class ClusterStore:
         """Take claims that were not renewed in time out of their session."""
         reading = self._clock.read()
         lapsed = self.held.lapsed(reading.elapsed)
-        for start in range(0, len(lapsed), LAPSES_MAX):
-            part = lapsed[start : start + LAPSES_MAX]
+        for start in range(0, len(lapsed), self._operations_max):
+            part = lapsed[start : start + self._operations_max]
             for held, found in zip(part, await self._take_out(part), strict=True):
                 self.held.take_out(held, found)
         for unsure in self.held.lapsed_unsure(reading.elapsed):

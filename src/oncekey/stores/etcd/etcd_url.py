@@ -28,6 +28,8 @@ TXN_OPS_MIN: Final = 16
 REQUEST_BYTES_DEFAULT: Final = 1_572_864
 REQUEST_BYTES_MIN: Final = 65_536
 REQUEST_BYTES_MAX: Final = 64 * 1024 * 1024
+NESTED_OPS_MAX: Final = 5  # operations of the largest nested transaction
+COMPARES_MAX: Final = 4  # of the outer transaction, besides one for each command
 # What a request has besides the value of a record: its index entries, keys and protocol.
 REQUEST_OVERHEAD_BYTES: Final = 16_384
 
@@ -98,6 +100,12 @@ class Options:
     def root(self) -> str:
         """What all keys begin with: the prefix between single slashes."""
         return f"/{self.prefix.strip('/')}/"
+
+    @property
+    def operations_max(self) -> int:
+        """How many operations a transaction of nested ones may have. The servers count those of the
+        largest nested one against the same limit, and the comparisons."""
+        return self.txn_ops - NESTED_OPS_MAX - COMPARES_MAX
 
     @property
     def value_max(self) -> int:
