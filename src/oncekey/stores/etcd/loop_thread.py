@@ -110,22 +110,6 @@ class StoreLoop:
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
         return future, thread
 
-    def abandon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """The same without waiting for it, from any thread."""
-        with self._lock:
-            self._is_closed = True
-            loop, self._loop, self._thread = self._loop, None, None
-        if loop is None or self._process != os.getpid():
-            return
-
-        async def end() -> None:
-            try:
-                await work()
-            finally:
-                asyncio.get_running_loop().stop()
-
-        asyncio.run_coroutine_threadsafe(end(), loop)
-
     def reopen(self) -> None:
         """Allow a new start after `close`."""
         with self._lock:
