@@ -5,19 +5,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from aetcd import rpc
+from tests.stores.etcd.two_stores import Process, fresh_prefix
 from tests.support.etcd_stores import etcd
 from tests.support.servers.etcd_cluster import EtcdCluster
 from tests.support.servers.requirements import require
 
 from oncekey import Once, Policy
 from oncekey.core.codec import Tombstone, unpack
-from oncekey.core.commands import Claimed, Done, Finish, Replay, SaveStep
+from oncekey.core.commands import Claimed, Command, Done, Finish, Look, Replay, SaveStep
 from oncekey.core.errors import ConfigurationError, NotReplayable, StoreUnavailable
 from oncekey.core.record import State
 from oncekey.stores.etcd import EtcdStore, open_blocking
-from oncekey.testing.contract.store_case import claim, token
+from oncekey.stores.etcd.cluster_store import ClusterStore
+from oncekey.stores.etcd.errors import NoSpace
+from oncekey.testing.contract.store_case import KEEP, claim, token
 
 SUCCEEDED = State.SUCCEEDED
 
@@ -108,6 +113,33 @@ def test_i4_a_full_quota_takes_no_claim_and_stores_the_outcome_of_what_runs() ->
         assert isinstance(replay, Replay)
         assert replay.body == b"it ran"
         store.close()
+
+
+def test_s2_with_a_full_quota_a_command_without_a_session_or_bucket_fails_alone() -> None:
+    """A new process has no session, and an outcome that is kept for another time no bucket yet:
+    both need an etcd lease, which a full quota refuses."""
+    own = require(lambda: EtcdCluster(1, settings={"quota-backend-bytes": str(2 * 1024 * 1024)}))
+    with own:
+        prefix, owner = token().hex(), token("own")
+        old = EtcdStore(own.addresses.split(","), prefix=prefix)
+        running, other, finished = token("id"), token("id"), token("id")
+        fences = {id: claimed(old, id, owner) for id in (running, finished)}
+        (reply,) = old.apply([claim(other, owner, keep=3 * KEEP)])
+        assert isinstance(reply, Claimed)
+        fences[other] = reply.fence
+        old.apply([Finish(finished, owner, fences[finished], SUCCEEDED, b"it ran")])
+        assert _fill(old) is not None
+        new = EtcdStore(own.addresses.split(","), prefix=prefix)
+        batch: list[Command] = [
+            claim(token("id"), token("own")),
+            claim(finished, token("own")),
+        ]
+        batch += [Finish(id, owner, fences[id], SUCCEEDED, b"late") for id in (other, running)]
+        replies: list[object] = list(new.apply(batch))
+        assert [type(reply) for reply in replies] == [NoSpace, Replay, NoSpace, Done]
+        assert not replies[0].ambiguous  # type: ignore[attr-defined]
+        old.close()
+        new.close()
 
 
 def _fill(store: EtcdStore) -> StoreUnavailable | None:
@@ -207,3 +239,54 @@ def test_a_closed_store_refuses_and_works_again_after_reopen() -> None:
     store.reopen()
     claimed(store, token("id"), token("own"))
     store.close()
+
+
+def test_s5_a_failure_before_any_write_says_that_nothing_was_done(cluster: EtcdCluster) -> None:
+    """Sessions and reads may be repeated for ever: only a write of commands is ambiguous."""
+    store = opened(cluster, call_timeout="100ms", try_timeout="50ms")
+    id, owner = token("id"), token("own")
+    for member in cluster.members:
+        member.pause()
+    try:
+        for command in (claim(id, owner), Look(id)):
+            with pytest.raises(StoreUnavailable) as caught:
+                store.apply([command])
+            assert not caught.value.ambiguous
+    finally:
+        for member in cluster.members:
+            member.resume()
+    cluster.wait_until_whole()
+    store.close()
+
+
+def test_s5_an_etcd_lease_that_ends_before_it_is_used_is_store_unavailable() -> None:
+    """As that of a process that was paused between the two requests of a new session."""
+    process = Process(fresh_prefix())
+    process.run(_end_next_lease)
+    with pytest.raises(StoreUnavailable, match="lease ended") as caught:
+        process.send(claim(token("id"), token("own")))
+    assert not caught.value.ambiguous
+    assert isinstance(process.send(claim(token("id"), token("own"))), Claimed)
+    process.close()
+
+
+async def _end_next_lease(cluster: ClusterStore) -> None:
+    real = cluster.members.call
+
+    async def call(name: str, request: Any, end: float) -> Any:
+        reply = await real(name, request, end)
+        if name == "LeaseGrant":
+            cluster.members.call = real  # type: ignore[method-assign]
+            await real("LeaseRevoke", rpc.LeaseRevokeRequest(ID=reply.ID), end)
+        return reply
+
+    cluster.members.call = call  # type: ignore[method-assign]
+
+
+def test_a_store_closes_though_its_sessions_have_ended() -> None:
+    process = Process(fresh_prefix())
+    id, owner = token("id"), token("own")
+    fence = claimed(process.store, id, owner)
+    assert process.send(Finish(id, owner, fence, SUCCEEDED, b"")) == Done()
+    process.end_sessions()
+    process.close()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.stores.etcd.two_stores import Process, fresh_prefix
+from tests.stores.etcd.two_stores import Pair, Process, claimed, fresh_prefix
 
 from oncekey.core.commands import (
     Busy,
@@ -26,27 +26,8 @@ from oncekey.core.commands import (
 from oncekey.core.record import State
 from oncekey.stores.etcd.store_clock import elapsed_us
 from oncekey.testing.contract.store_case import KEEP, LEASE, SECOND, claim, token
-from oncekey.testing.fake_clock import FakeClock
 
 HOUR = 3_600 * SECOND
-
-
-class Pair:
-    """Two processes on one store, each with a clock of its own."""
-
-    def __init__(self) -> None:
-        prefix = fresh_prefix()
-        self.clock, self.other_clock = FakeClock(), FakeClock()
-        self.one = Process(prefix, self.clock)
-        self.other = Process(prefix, self.other_clock)
-
-    def advance(self, us: int) -> None:
-        self.clock.advance(us)
-        self.other_clock.advance(us)
-
-    def close(self) -> None:
-        self.one.close()
-        self.other.close()
 
 
 @pytest.fixture
@@ -54,12 +35,6 @@ def pair() -> Iterator[Pair]:
     pair = Pair()
     yield pair
     pair.close()
-
-
-def claimed(process: Process, id: bytes, owner: bytes, **changes: object) -> Claimed:
-    reply = process.send(claim(id, owner, **changes))
-    assert isinstance(reply, Claimed), reply
-    return reply
 
 
 def test_i5_a_claim_is_held_as_long_as_its_session_lives_whatever_another_clock_says(

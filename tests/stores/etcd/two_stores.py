@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from aetcd import rpc
 from tests.support.etcd_stores import etcd
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Claimed, Command, Reply
+from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.etcd.cluster_store import ClusterStore
 from oncekey.stores.etcd.etcd_store import EtcdStore
+from oncekey.testing.contract.store_case import claim
 from oncekey.testing.fake_clock import FakeClock
 
 T = TypeVar("T")
@@ -53,17 +57,73 @@ class Process:
         """Do the background work of claims that were not renewed."""
         self.run(lambda cluster: cluster.let_lapse())
 
+    def sessions(self) -> list[int]:
+        """The sessions that the process keeps alive."""
+        assert self.store._cluster is not None
+        return list(self.store._cluster.sessions._by_number)
+
+    def keep_alive(self) -> None:
+        """Do the background work of sessions."""
+        self.run(lambda cluster: cluster.sessions.keep_alive(cluster.held.of_session))
+
     def end_sessions(self) -> None:
         """Let etcd end the sessions, as it does after a process has died."""
-        self.run(_revoke_all)
+        for number in self.sessions():
+            self.end_session(number)
+
+    def end_session(self, number: int) -> None:
+        request = rpc.LeaseRevokeRequest(ID=number)
+        self.run(lambda cluster: cluster.members.call("LeaseRevoke", request, time.monotonic() + 5))
+
+    def lose_next_reply(self) -> None:
+        """The next request is carried out, and its caller is told nothing."""
+        self._fail_next([], carry_out=True)
+
+    def hold_back_next_request(self) -> list[Any]:
+        """The next request is not carried out, and its caller is told nothing. Returns the list to
+        which it will be added."""
+        requests: list[Any] = []
+        self._fail_next(requests, carry_out=False)
+        return requests
+
+    def _fail_next(self, requests: list[Any], *, carry_out: bool) -> None:
+        async def prepare(cluster: ClusterStore) -> None:
+            real = cluster.members.call
+
+            async def call(name: str, request: Any, end: float) -> Any:
+                cluster.members.call = real  # type: ignore[method-assign]
+                requests.append(request)
+                if carry_out:
+                    await real(name, request, end)
+                raise StoreUnavailable("the reply was lost", ambiguous=True)
+
+            cluster.members.call = call  # type: ignore[method-assign]
+
+        self.run(prepare)
 
     def close(self) -> None:
         self.store.close()
 
 
-async def _revoke_all(cluster: ClusterStore) -> None:
-    from aetcd import rpc
+class Pair:
+    """Two processes on one store, each with a clock of its own."""
 
-    for number in list(cluster.sessions._by_number):
-        request = rpc.LeaseRevokeRequest(ID=number)
-        await cluster.members.call("LeaseRevoke", request, cluster.members.deadline())
+    def __init__(self) -> None:
+        prefix = fresh_prefix()
+        self.clock, self.other_clock = FakeClock(), FakeClock()
+        self.one = Process(prefix, self.clock)
+        self.other = Process(prefix, self.other_clock)
+
+    def advance(self, us: int) -> None:
+        self.clock.advance(us)
+        self.other_clock.advance(us)
+
+    def close(self) -> None:
+        self.one.close()
+        self.other.close()
+
+
+def claimed(process: Process, id: bytes, owner: bytes, **changes: object) -> Claimed:
+    reply = process.send(claim(id, owner, **changes))
+    assert isinstance(reply, Claimed), reply
+    return reply

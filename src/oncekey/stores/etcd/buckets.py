@@ -10,11 +10,13 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, Final, NamedTuple
 
 from aetcd import rpc
 
 from oncekey.core.errors import StoreUnavailable
+from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.members import Members
 from oncekey.stores.etcd.stored_value import Keys, pack_bucket, unpack_bucket
 from oncekey.stores.etcd.transactions import get, is_at, put, transaction
@@ -87,7 +89,8 @@ class Buckets:
             reply = await self._call(transaction([is_at(key, 0)], [make], [get(key)]), deadline)
             if reply.succeeded:
                 return Bucket(end, lease, reply.header.revision)
-            await self._members.call("LeaseRevoke", rpc.LeaseRevokeRequest(ID=lease), deadline)
+            with contextlib.suppress(errors.LeaseGone):  # the reply to the first try was lost
+                await self._members.call("LeaseRevoke", rpc.LeaseRevokeRequest(ID=lease), deadline)
             found = reply.responses[0].response_range.kvs
             if not found:
                 return None

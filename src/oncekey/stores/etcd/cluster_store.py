@@ -14,13 +14,13 @@ from typing import Any, Final
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.guarantees import Guarantee
-from oncekey.core.record import State
 from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.command_rounds import CommandRounds
 from oncekey.stores.etcd.etcd_search import RecordLists
 from oncekey.stores.etcd.etcd_url import Options
 from oncekey.stores.etcd.garbage import Garbage
+from oncekey.stores.etcd.held_claims import HeldClaim, UnsureClaim, is_claim_of
 from oncekey.stores.etcd.members import Members
 from oncekey.stores.etcd.membership import guarantee_of, read_members
 from oncekey.stores.etcd.record_reader import RecordReader
@@ -44,7 +44,9 @@ from oncekey.stores.etcd.transactions import (
 from oncekey.stores.store_rules import check_same_secret, election_holds
 
 TRIES_MAX: Final = 20
-LAPSES_MAX: Final = 100  # per request
+# Records per request of lists, of the sweeper and of claims that lapse; fewer if the servers' limit
+# is lower.
+PAGE_MAX: Final = 100
 
 
 class ClusterStore:
@@ -57,14 +59,17 @@ class ClusterStore:
         self._rounds = CommandRounds(self.members, self.keys, options, self._clock)
         self.held = self._rounds.held
         self.sessions = self._rounds.sessions
-        reader = RecordReader(self.members, self.keys, self.held)
+        self._operations_max = min(options.operations_max, PAGE_MAX)
+        reader = RecordReader(self.members, self.keys, self.held, self._operations_max)
         self.lists = RecordLists(self.members, self.keys, reader, self._clock)
-        self._garbage = Garbage(self.members, self.keys, reader, self._rounds.floor, self._clock)
+        self._garbage = Garbage(
+            self.members, self.keys, reader, self._rounds.floor, self._clock, self._operations_max
+        )
         self._breaker = CircuitBreaker(options.seconds("call_timeout"))
         self._beats: asyncio.Task[None] | None = None
 
     async def apply(self, commands: Sequence[Command]) -> list[Reply]:
-        if self._beats is None:
+        if self._beats is None or self._beats.done():
             self._beats = asyncio.create_task(self._beat())
         is_trial = self._breaker.enter()
         replied: bool | None = None
@@ -138,31 +143,46 @@ class ClusterStore:
         """Take claims that were not renewed in time out of their session."""
         reading = self._clock.read()
         lapsed = self.held.lapsed(reading.elapsed)
-        for start in range(0, len(lapsed), LAPSES_MAX):
-            part = lapsed[start : start + LAPSES_MAX]
-            await self._write_lapsed([held.value for held in part])
-            for held in part:
-                self.held.drop_if_same(held)
-        for id, unsure in self.held.lapsed_unsure(reading.elapsed):
-            await self._let_unsure_lapse(id, unsure.owner, unsure.ends, reading)
+        for start in range(0, len(lapsed), self._operations_max):
+            part = lapsed[start : start + self._operations_max]
+            for held, found in zip(part, await self._take_out(part), strict=True):
+                self.held.take_out(held, found)
+        for unsure in self.held.lapsed_unsure(reading.elapsed):
+            await self._let_unsure_lapse(unsure, reading)
 
-    async def _write_lapsed(self, values: Sequence[StoredValue]) -> None:
+    async def _take_out(self, claims: Sequence[HeldClaim]) -> list[StoredValue | None]:
+        """Take claims out of their sessions. Returns for each what was there instead; None if it
+        was done, or if nothing is there."""
         operations: list[Any] = []
-        for value in values:
+        for value, _, _ in claims:
             key = self.keys.record(value.record.id)
             change = put(key, pack_value(value.record))
-            operations.append(nested([is_at(key, value.mod_revision)], [change]))
-        await self.members.call("Txn", transaction((), operations), self.members.deadline())
+            operations.append(nested([is_at(key, value.mod_revision)], [change], [get(key)]))
+        request = transaction((), operations)
+        reply = await self.members.call("Txn", request, self.members.deadline())
+        replies = [one.response_txn for one in reply.responses]
+        return [
+            None
+            if one.succeeded
+            else found_value(held.value.record.id, one.responses[0].response_range)
+            for held, one in zip(claims, replies, strict=True)
+        ]
 
-    async def _let_unsure_lapse(self, id: bytes, owner: bytes, ends: int, reading: Reading) -> None:
-        """A claim whose reply never came: read whether it is there."""
+    async def _let_unsure_lapse(self, unsure: UnsureClaim, reading: Reading) -> None:
+        """A claim whose reply never came: read whether it is there. If it is not, it may still
+        come, from a member that was paused: its session must not live for ever then."""
+        id, owner, session, ends = unsure
         request = transaction((), [get(self.keys.record(id))])
         reply = await self.members.call("Txn", request, self.members.deadline())
         value = found_value(id, reply.responses[0].response_range)
-        if value is not None and _is_claim_of(value, owner):
+        if value is None:
+            self.sessions.retire(session)
+        elif is_claim_of(value, owner):
             until = reading.now + ends - reading.elapsed
             lapsed = value._replace(record=value.record._replace(lease_until=until))
-            await self._write_lapsed([lapsed])
+            (found,) = await self._take_out([HeldClaim(lapsed, until, ends)])
+            if found is not None and is_claim_of(found, owner):
+                return  # it was written again; the next beat takes it out
         self.held.answered(id, owner)
 
     def forget(self) -> None:
@@ -191,8 +211,3 @@ def check_format(found: bytes) -> None:
             f"the store has format {found!r}, this release reads {FORMAT!r}; use the release that "
             "wrote it, or another prefix"
         )
-
-
-def _is_claim_of(value: StoredValue, owner: bytes) -> bool:
-    record = value.record
-    return record.state is State.PENDING and record.owner == owner and value.session != 0

@@ -43,7 +43,6 @@ from oncekey.stores.etcd.stored_value import (
     pack_value,
 )
 from oncekey.stores.etcd.transactions import (
-    NESTED_OPS_MAX,
     Write,
     archive_operations,
     get,
@@ -54,7 +53,6 @@ from oncekey.stores.etcd.transactions import (
 OPERATION_BYTES: Final = 2_048  # of a nested transaction, besides the record: keys and protocol
 # What a record has besides steps and outcome: names, key, fingerprint, notes.
 DESCRIPTION_MAX_BYTES: Final = 65_536
-COMPARES_MAX: Final = 4  # of the outer transaction, besides one for each command
 
 _ABSENT: Final = Known(None, None)
 
@@ -97,7 +95,7 @@ class CommandPlans:
         held: HeldClaims,
     ) -> None:
         self._keys = keys
-        self._operations_max = options.txn_ops - NESTED_OPS_MAX - COMPARES_MAX
+        self._operations_max = options.operations_max
         self._bytes_max = options.value_max
         self._sessions = sessions
         self._buckets = buckets

@@ -10,6 +10,7 @@ lives, it is held. Only its own process goes by the deadline of the claim instea
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from oncekey.stores.etcd.held_claims import HeldClaims
 from oncekey.stores.etcd.liveness import Known
 from oncekey.stores.etcd.members import Members
 from oncekey.stores.etcd.sessions import Sessions
-from oncekey.stores.etcd.store_clock import StoreClock
+from oncekey.stores.etcd.store_clock import Reading, StoreClock
 from oncekey.stores.etcd.stored_value import Keys, StoredValue
 from oncekey.stores.etcd.transactions import exists, found_value, get, is_at, put, transaction
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
@@ -85,15 +86,13 @@ class CommandRounds:
         """Apply commands of distinct ids. `applied`: others of the batch may have taken effect."""
         known: dict[int, Known] = {}
         for _ in range(ROUNDS_MAX):
-            try:
+            with _telling(applied, writes=False):  # sessions and buckets are no commands
                 planned = await self._plan(left, known, replies, end)
-                for part in self._plans.parts(planned):
+            for part in self._plans.parts(planned):
+                writes = any(one.write is not None for one in part)
+                with _telling(applied, writes=writes):
                     await self._send_within_quota(part, known, replies, end)
-                    applied = True
-            except StoreUnavailable as error:
-                if applied:
-                    error.ambiguous = True  # an earlier request was applied (S5)
-                raise
+                applied = applied or writes
             for i, one in known.items():
                 if one.value is not None:
                     earlier.owners[left[i].id] = one.value.record.owner
@@ -113,22 +112,52 @@ class CommandRounds:
         end: float,
     ) -> list[Planned]:
         """Decide each command, or plan to read its record."""
-        for command in left.values():
-            lease = lease_of(command)
-            if lease is not None and self.sessions.covering(lease) is None:
-                await self.sessions.cover(lease, end)
+        refused = await self._cover(left, end)
         reading = self._clock.read()
         planned = []
         for i, command in left.items():
-            one = self._plans.plan(i, command, known.get(i), reading)
-            while isinstance(one, NoBucket):
-                await self.buckets.open(one.audit_until, reading.now, end)
+            one: Planned | NoBucket | Reply | StoreUnavailable | None
+            if i in refused and i not in known:  # its outcome may be there
+                one = Planned(i, command, (get(self._keys.record(command.id)),))
+            else:
                 one = self._plans.plan(i, command, known.get(i), reading)
+                if isinstance(one, NoBucket):
+                    one = await self._plan_with_bucket(i, command, known.get(i), reading, end)
             if isinstance(one, Planned):
                 planned.append(one)
             elif one is not None:
                 replies[i] = one  # type: ignore[assignment]
+            elif i in refused:
+                replies[i] = refused[i]  # type: ignore[call-overload]
         return planned
+
+    async def _cover(self, left: Positioned, end: float) -> dict[int, errors.NoSpace]:
+        """Make sure that there are sessions. Returns the commands that can have none, because the
+        servers' quota is used up."""
+        refused: dict[int, errors.NoSpace] = {}
+        for i, command in left.items():
+            lease = lease_of(command)
+            if lease is not None and self.sessions.covering(lease) is None:
+                try:
+                    await self.sessions.cover(lease, end)
+                except errors.NoSpace as error:
+                    error.ambiguous = False
+                    refused[i] = error
+        return refused
+
+    async def _plan_with_bucket(
+        self, i: int, command: Command, known: Known | None, reading: Reading, end: float
+    ) -> Planned | Reply | StoreUnavailable | None:
+        """What a command does, once its bucket is there."""
+        one = self._plans.plan(i, command, known, reading)
+        while isinstance(one, NoBucket):
+            try:
+                await self.buckets.open(one.audit_until, reading.now, end)
+            except errors.NoSpace as error:
+                error.ambiguous = False
+                return error  # this command's alone: others have their buckets (S2)
+            one = self._plans.plan(i, command, known, reading)
+        return one
 
     # --- sending, and what the reply says -----------------------------------------------------
 
@@ -150,7 +179,8 @@ class CommandRounds:
             decided = [one for one in refused if one.position in known]  # on what was read
             rest = [one for one in part if not _is_new_claim(one)]
             for one in refused:
-                self.held.answered(one.command.id, one.command.owner)  # type: ignore[union-attr]
+                if not error.ambiguous:
+                    self.held.answered(one.command.id, one.command.owner)  # type: ignore[union-attr]
                 read = get(self._keys.record(one.command.id))
                 rest.append(Planned(one.position, one.command, (read,)))
             await self._send(rest, known, replies, end)
@@ -167,8 +197,10 @@ class CommandRounds:
     ) -> None:
         """Send one request. What it rests on is compared once for all its commands."""
         writes = [one.write for one in part if one.write is not None]
-        sessions = sorted({write.session for write in writes if write.session})
-        sessions = [one for one in sessions if self.sessions.is_covered(one, 0)]
+        # A claim rests on its session, also on one that this process has just learned has ended. A
+        # step does not: it is saved as long as nobody else has changed the record.
+        resting = [one.write for one in part if lease_of(one.command) is not None]
+        sessions = sorted({write.session for write in resting if write and write.session})
         buckets = sorted({one.bucket for one in part if one.bucket is not None})
         is_fresh = any(write.before is None for write in writes)
         compare = [self.floor.comparison()] if is_fresh else []
@@ -186,7 +218,8 @@ class CommandRounds:
         operations = [operation for one in part for operation in one.operations]
         for one in part:
             if _is_new_claim(one) and isinstance(one.command, Claim):
-                self.held.sent(one.command.id, one.command.owner, one.ends)
+                session = one.write.session if one.write is not None else 0
+                self.held.sent(one.command.id, one.command.owner, session, one.ends)
         reply = await self._members.call("Txn", transaction(compare, operations, otherwise), end)
         responses = iter(reply.responses)
         if not reply.succeeded:
@@ -248,6 +281,17 @@ class CommandRounds:
             self.held.rewritten(value)
         if isinstance(command, Claim):
             self.held.answered(command.id, command.owner)
+
+
+@contextlib.contextmanager
+def _telling(applied: bool, *, writes: bool) -> Iterator[None]:
+    """Say in a StoreUnavailable whether commands may have taken effect (S5): those of an earlier
+    request, or those that this one writes."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        error.ambiguous = applied or (writes and error.ambiguous)
+        raise
 
 
 def _is_new_claim(planned: Planned) -> bool:

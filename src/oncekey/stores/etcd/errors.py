@@ -79,7 +79,7 @@ class NoSpace(StoreUnavailable):
 
 
 class LeaseGone(StoreUnavailable):
-    """An etcd lease has ended; nothing was done."""
+    """An etcd lease ended before it was used."""
 
 
 def details_of(error: Any) -> str:

@@ -9,7 +9,7 @@ This module checks values and knows no client library.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -28,6 +28,8 @@ TXN_OPS_MIN: Final = 16
 REQUEST_BYTES_DEFAULT: Final = 1_572_864
 REQUEST_BYTES_MIN: Final = 65_536
 REQUEST_BYTES_MAX: Final = 64 * 1024 * 1024
+NESTED_OPS_MAX: Final = 5  # operations of the largest nested transaction
+COMPARES_MAX: Final = 4  # of the outer transaction, besides one for each command
 # What a request has besides the value of a record: its index entries, keys and protocol.
 REQUEST_OVERHEAD_BYTES: Final = 16_384
 
@@ -59,7 +61,7 @@ class Options:
     cert: str = ""
     key: str = ""
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     tls: bool = False
     clock: Callable[[], int] | None = None
     lease_min: int = LEASE_MIN_US
@@ -100,6 +102,12 @@ class Options:
         return f"/{self.prefix.strip('/')}/"
 
     @property
+    def operations_max(self) -> int:
+        """How many operations a transaction of nested ones may have. The servers count those of the
+        largest nested one against the same limit, and the comparisons."""
+        return self.txn_ops - NESTED_OPS_MAX - COMPARES_MAX
+
+    @property
     def value_max(self) -> int:
         """How many bytes a record may have."""
         return self.request_bytes - REQUEST_OVERHEAD_BYTES
@@ -111,6 +119,11 @@ def split_url(url: str) -> tuple[list[str], Options]:
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
     hosts, _, prefix = rest.partition("/")
+    if "@" in prefix + query:  # else a part of the password would be taken for a host or an option
+        raise ConfigurationError(
+            "the store's URL has an @ after a / or ?; in a user, a password or a prefix write "
+            "/ as %2F, ? as %3F and @ as %40"
+        )
     login, at, addresses = hosts.rpartition("@")
     given: dict[str, Any] = {"tls": scheme == "etcds"}
     if at:
@@ -119,7 +132,7 @@ def split_url(url: str) -> tuple[list[str], Options]:
     if prefix.strip("/"):
         given["prefix"] = unquote(prefix)
     not_in_query = {"prefix", "user", "password", "tls", "clock", "lease_min"}
-    known = {field.name: field for field in fields(Options) if field.name not in not_in_query}
+    known = {one.name: one for one in fields(Options) if one.name not in not_in_query}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in known:
             raise ConfigurationError(

@@ -31,9 +31,11 @@ class HeldClaim(NamedTuple):
 
 
 class UnsureClaim(NamedTuple):
-    """A claim of ours whose reply did not come: perhaps it is held."""
+    """A claim of ours whose reply did not come: perhaps it is held, perhaps it will be."""
 
+    id: bytes
     owner: bytes
+    session: int
     ends: int
 
 
@@ -42,7 +44,8 @@ class HeldClaims:
 
     def __init__(self) -> None:
         self._held: dict[bytes, HeldClaim] = {}
-        self._unsure: dict[bytes, UnsureClaim] = {}
+        # Also by owner: the next caller of a key must not make us forget a claim of the last one.
+        self._unsure: dict[tuple[bytes, bytes], UnsureClaim] = {}
 
     def __len__(self) -> int:
         return len(self._held) + len(self._unsure)
@@ -59,13 +62,13 @@ class HeldClaims:
         held = self._held.get(record.id)
         if held is not None and held.value.record.owner == record.owner:
             return held.ends if held.value.record.fence == record.fence else None
-        unsure = self._unsure.get(record.id)
-        return unsure.ends if unsure is not None and unsure.owner == record.owner else None
+        unsure = self._unsure.get((record.id, record.owner))
+        return unsure.ends if unsure is not None else None
 
     def put(self, value: StoredValue, ends: int) -> None:
         """This claim is ours."""
         self._held[value.record.id] = HeldClaim(value, value.record.lease_until, ends)
-        self._unsure.pop(value.record.id, None)
+        self.answered(value.record.id, value.record.owner)
 
     def rewritten(self, value: StoredValue) -> None:
         """A claim of ours was written again, with the lease it had and perhaps a higher fence: it
@@ -102,39 +105,51 @@ class HeldClaims:
         self._held[command.id] = HeldClaim(value, held.stored, elapsed + command.lease)
         return True
 
-    def sent(self, id: bytes, owner: bytes, ends: int) -> None:
+    def sent(self, id: bytes, owner: bytes, session: int, ends: int) -> None:
         """A claim is about to be sent."""
-        self._unsure[id] = UnsureClaim(owner, ends)
+        self._unsure[id, owner] = UnsureClaim(id, owner, session, ends)
 
     def answered(self, id: bytes, owner: bytes) -> None:
         """The reply to a claim came: it is not unsure any more."""
-        unsure = self._unsure.get(id)
-        if unsure is not None and unsure.owner == owner:
-            del self._unsure[id]
+        self._unsure.pop((id, owner), None)
 
     def drop(self, id: bytes) -> None:
         """The key is not ours any more."""
         self._held.pop(id, None)
 
-    def drop_if_same(self, held: HeldClaim) -> None:
-        """Forget a claim, unless it was renewed or claimed again meanwhile."""
-        if self._held.get(held.value.record.id) is held:
-            del self._held[held.value.record.id]
+    def take_out(self, held: HeldClaim, found: StoredValue | None) -> None:
+        """A claim has lapsed and was to be taken out of its session; `found` is what was there
+        instead, None if it was done. Forget the claim, unless it was renewed or claimed again
+        meanwhile, or is in its session still: a write of its own, whose reply was lost, came
+        between."""
+        record = held.value.record
+        if self._held.get(record.id) is not held:
+            return
+        if found is not None and is_claim_of(found, record.owner):
+            self._held[record.id] = HeldClaim(found, found.record.lease_until, held.ends)
+        else:
+            del self._held[record.id]
 
     def lapsed(self, elapsed: int) -> list[HeldClaim]:
         """The claims that were not renewed in time."""
         return [held for held in self._held.values() if elapsed >= held.ends]
 
-    def lapsed_unsure(self, elapsed: int) -> list[tuple[bytes, UnsureClaim]]:
+    def lapsed_unsure(self, elapsed: int) -> list[UnsureClaim]:
         """The claims without a reply whose lease would be over."""
-        return [(id, one) for id, one in self._unsure.items() if elapsed >= one.ends]
+        return [one for one in self._unsure.values() if elapsed >= one.ends]
 
     def of_session(self, session: int) -> bool:
         """True if a session has claims."""
-        return bool(self._unsure) or any(
+        return any(one.session == session for one in self._unsure.values()) or any(
             held.value.session == session for held in self._held.values()
         )
 
     def clear(self) -> None:
         self._held.clear()
         self._unsure.clear()
+
+
+def is_claim_of(value: StoredValue, owner: bytes) -> bool:
+    """True if a record is a claim of this owner that is in a session."""
+    record = value.record
+    return record.state is State.PENDING and record.owner == owner and value.session != 0

@@ -5,7 +5,7 @@
    knows: its remaining lease is an estimate, for callers that want to know when to come again.
 3. A claim whose session has ended is not held, though the lease in its record may not be over by
    this host's clock.
-4. A claim that has lapsed has no session: its lease is over at the time that its record says.
+4. A claim that has lapsed has no session: it is not held either.
 
 This module knows no requests.
 """
@@ -41,8 +41,10 @@ def effective(known: Known, held: HeldClaims, reading: Reading) -> Judged | None
     if known.value is None:
         return Judged(None, now)
     record, session, lease, _ = known.value
-    if record.state is not State.PENDING or not session:
+    if record.state is not State.PENDING:
         return Judged(record, now)
+    if not session:
+        return Judged(record, max(now, record.lease_until))
     ends = held.ends(record)
     if ends is not None:
         return Judged(record._replace(lease_until=now + ends - elapsed), now)

@@ -92,7 +92,8 @@ class Members:
                 return await self._send(member, name, request, seconds)
             except grpc.aio.AioRpcError as error:
                 if errors.is_lease_gone(error):
-                    raise errors.LeaseGone("an etcd lease has ended", ambiguous=False) from error
+                    message = "an etcd lease ended before it was used"
+                    raise errors.LeaseGone(message, ambiguous=ambiguous) from error
                 meaning = errors.meaning_of(error)
                 if meaning is None:
                     raise errors.setup_error(error) from error

@@ -7,7 +7,7 @@ abandoned: whoever acts upon that claims it, and is told. This module changes no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from oncekey.core.record import Record, State
 from oncekey.stores.etcd.held_claims import HeldClaims
@@ -16,8 +16,6 @@ from oncekey.stores.etcd.members import Members
 from oncekey.stores.etcd.store_clock import Reading
 from oncekey.stores.etcd.stored_value import Keys, StoredValue
 from oncekey.stores.etcd.transactions import found_value, get, transaction
-
-READS_MAX: Final = 100  # per request
 
 
 class ReadRecord(NamedTuple):
@@ -30,8 +28,9 @@ class ReadRecord(NamedTuple):
 class RecordReader:
     """Reads records by their ids."""
 
-    def __init__(self, members: Members, keys: Keys, held: HeldClaims) -> None:
+    def __init__(self, members: Members, keys: Keys, held: HeldClaims, operations_max: int) -> None:
         self._members = members
+        self._operations_max = operations_max
         self._keys = keys
         self._held = held
 
@@ -68,8 +67,9 @@ class RecordReader:
 
     async def _get(self, keys: Sequence[bytes], end: float) -> list[Any]:
         replies: list[Any] = []
-        for start in range(0, len(keys), READS_MAX):
-            request = transaction((), [get(key) for key in keys[start : start + READS_MAX]])
+        for start in range(0, len(keys), self._operations_max):
+            part = keys[start : start + self._operations_max]
+            request = transaction((), [get(key) for key in part])
             reply = await self._members.call("Txn", request, end)
             replies += [response.response_range for response in reply.responses]
         return replies

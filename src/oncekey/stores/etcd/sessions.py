@@ -82,9 +82,11 @@ class Sessions:
         return session if session is not None and session.covers(lease) else None
 
     def is_covered(self, number: int, lease: int) -> bool:
-        """True if this session of ours lasts for so long."""
+        """True if this session of ours lasts for so long, and was not retired."""
         session = self._by_number.get(number)
-        return session is not None and session.covers(lease)
+        if session is None or self._current.get(session.length) is not session:
+            return False
+        return session.covers(lease)
 
     async def cover(self, lease: int, end: float) -> None:
         """Make sure that there is a session for a claim made now."""
@@ -131,6 +133,13 @@ class Sessions:
                 self.lose(reply.ID)
             else:
                 session.ends = max(session.ends, sent + reply.TTL * 1_000_000)
+
+    def retire(self, number: int) -> None:
+        """Make no more claims in a session. It ends when the others have left it, as they do with
+        their next renewal: whatever was written into it without our knowledge is free then."""
+        session = self._by_number.get(number)
+        if session is not None and self._current.get(session.length) is session:
+            del self._current[session.length]
 
     def lose(self, number: int) -> None:
         """The session has ended: its claims must be written again to be kept."""

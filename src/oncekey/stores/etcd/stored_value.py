@@ -89,7 +89,10 @@ class Keys:
         """The index entry of a record."""
         if has_ended(record):
             return self.ended_entry(record.fence, record.id)
-        return self.open + _NUMBER.pack(record.fence) + record.id
+        return self.open_entry(record.fence, record.id)
+
+    def open_entry(self, fence: int, id: bytes) -> bytes:
+        return self.open + _NUMBER.pack(fence) + id
 
     def open_after(self, fence: int) -> bytes:
         """Where the entries of open records with a higher fence begin."""

@@ -22,9 +22,6 @@ from oncekey.stores.etcd.stored_value import (
     unpack_value,
 )
 
-# Operations of the largest nested transaction, which the servers count against the same limit.
-NESTED_OPS_MAX: Final = 5
-
 _EQUAL: Final = rpc.Compare.EQUAL
 _MOD: Final = rpc.Compare.MOD
 
@@ -65,6 +62,11 @@ def get(key: bytes) -> Any:
 def is_at(key: bytes, mod_revision: int) -> Any:
     """The comparison that a key was last written at this revision; 0 for a key that is absent."""
     return rpc.Compare(result=_EQUAL, target=_MOD, key=key, mod_revision=mod_revision)
+
+
+def has_lease(key: bytes, lease: int) -> Any:
+    """The comparison that a key is attached to this etcd lease."""
+    return rpc.Compare(result=_EQUAL, target=rpc.Compare.LEASE, key=key, lease=lease)
 
 
 def exists(key: bytes) -> Any:

@@ -1,8 +1,9 @@
 """Removes what nothing needs any more: records and past generations whose audit has ended.
 
 The server itself removes finished records at the end of their audit; what is left of them then are
-index entries. Claims remove some of those (lua/claim.lua), a sweep all of them. A sweep reads which entries are due, in all buckets, and then removes those that are
-garbage. It begins with another bucket each time, so that none has to wait for the others.
+index entries. Claims remove some of those (lua/claim.lua), a sweep all of them. A sweep reads which
+entries are due, in all buckets, and then removes those that are garbage. It begins with another
+bucket each time, so that none has to wait for the others.
 
 This module must not know connections.
 """

@@ -188,9 +188,9 @@ class Program:
             if not isinstance(answer, StoreUnavailable):
                 _read_others(part, answer, claims, looked, found)
         return {
-            i: Found(stored, now)
-            for i, (stored, now) in found.items()
-            if stored is not None and not is_expired(stored.record, now)
+            i: one
+            for i, one in found.items()
+            if one.stored is not None and not is_expired(one.stored.record, one.now)
         }
 
     def _claim_parts(
