@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 from tests.support.servers import RedisServer, require
 from tests.support.servers.redis_server import DURABLE, RedisProgram, redis_program, valkey_program
 
@@ -21,6 +22,7 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import State
 from oncekey.core.search import NEWEST, Query
 from oncekey.stores.redis import RedisStore
+from oncekey.stores.redis.errors import ends_connection
 from oncekey.stores.redis.keyspace import Keyspace
 
 MINUTE_US = 60_000_000
@@ -167,6 +169,13 @@ def test_the_probe_of_rights_has_every_command_of_the_scripts() -> None:
     probed = set(re.findall(r"\{ '([A-Z]+)'", texts.pop("probe.lua")))
     called = {name for text in texts.values() for name in re.findall(r"call\('([A-Z]+)'", text)}
     assert called == probed
+
+
+@pytest.mark.parametrize("code", ["READONLY", "NOREPLICAS", "MASTERDOWN"])
+def test_a_connection_to_a_master_that_was_replaced_is_not_used_again(code: str) -> None:
+    """A new one asks Sentinel. Without replicas a master may have been replaced and not told."""
+    assert ends_connection(ResponseError(f"{code} whatever follows"))
+    assert not ends_connection(ResponseError("OOM whatever follows"))
 
 
 def test_a_wrong_password_is_not_tried_again_and_again(server: RedisServer) -> None:

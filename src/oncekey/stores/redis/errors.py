@@ -49,8 +49,9 @@ _STOPPED: Final = {
     "WRONGTYPE": "another program has keys of the same names; choose another prefix",
 }
 _LOGIN: Final = frozenset(("NOPERM", "NOAUTH", "WRONGPASS", "CROSSSLOT", MOVED, ASK))
-# A connection on which the server says this leads to the wrong server, or soon will.
-_WRONG_SERVER: Final = frozenset(("READONLY", "MASTERDOWN", "UNBLOCKED", "LOADING"))
+# A connection on which the server says this leads to the wrong server, or soon will. A master
+# without replicas may be one that Sentinel has replaced and not told yet.
+_WRONG_SERVER: Final = frozenset(("READONLY", "MASTERDOWN", "UNBLOCKED", "LOADING", "NOREPLICAS"))
 _UNREACHABLE: Final = "the server cannot be reached; is it running, and is the address right?"
 
 
