@@ -16,7 +16,7 @@ threads or asyncio.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from oncekey.core.commands import (
     Busy,
@@ -24,9 +24,7 @@ from oncekey.core.commands import (
     ClaimAlso,
     Claimed,
     Command,
-    Done,
     Finish,
-    Lost,
     Renew,
     Reply,
     Seen,
@@ -36,7 +34,6 @@ from oncekey.core.move_marks import MARK_ID
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import decide, is_expired
 from oncekey.stores.record_format import Stored, unpack_record
-from oncekey.stores.redis import errors
 from oncekey.stores.redis.calls import Calls
 from oncekey.stores.redis.errors import ClaimTooLate, MemoryFull
 from oncekey.stores.redis.garbage import GarbageProgram
@@ -49,6 +46,7 @@ from oncekey.stores.redis.packed_commands import (
     replace_arguments,
 )
 from oncekey.stores.redis.record_calls import Part, RecordCalls, TestClock, given, placed, readable
+from oncekey.stores.redis.script_replies import Found, note_found, read_exceptions, read_others
 from oncekey.stores.redis.server_settings import SETTINGS_CALLS
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
 from oncekey.stores.server_clock import ServerClock
@@ -59,18 +57,7 @@ TRIES_MAX: Final = 20
 # How long a caller should wait for a key that changed with every try.
 CONTENTION_HINT_US: Final = 100_000
 
-_DONE: Final = Done()
-_LOST: Final = Lost()
 _ENDS: Final = (State.SUCCEEDED, State.FAILED)
-
-
-class Found(NamedTuple):
-    """A command that its script left to be decided: its record, None if there is none, and when;
-    without a record, the highest fence that its key may have had."""
-
-    stored: Stored | None
-    now: int
-    floor: int = 0
 
 
 class Program:
@@ -172,7 +159,7 @@ class Program:
                 self.server_clock.observe(int(answer[0]), since)
                 self._read_claims(part.positions, answer, commands, replies, left)
             else:
-                _read_others(part, answer, commands, replies, left)
+                read_others(part, answer, commands, replies, left)
         if refused:
             left |= yield from self._look_at_refused(refused, replies)
         return left
@@ -186,7 +173,7 @@ class Program:
         found: dict[int, Found] = {}
         for part, answer in zip(parts, answers, strict=True):
             if not isinstance(answer, StoreUnavailable):
-                _read_others(part, answer, claims, looked, found)
+                read_others(part, answer, claims, looked, found)
         return {
             i: one
             for i, one in found.items()
@@ -237,7 +224,7 @@ class Program:
             if isinstance(found, int):
                 replies[i] = Claimed(found, 1, ())
             else:
-                _note_found(i, found, now, commands, replies, left)
+                note_found(i, found, now, commands, replies, left)
 
     # --- phase 2: decide, compare-and-set -----------------------------------------------------
 
@@ -307,7 +294,7 @@ class Program:
             for i in part.positions:
                 replies[i] = answer if isinstance(answer, StoreUnavailable) else decided[i]
             if not isinstance(answer, StoreUnavailable):
-                _read_exceptions(part.positions, answer, commands, replies, again)
+                read_exceptions(part.positions, answer, commands, replies, again)
         return again
 
     # --- everything else ----------------------------------------------------------------------
@@ -344,61 +331,3 @@ def _raise_if_all_failed(replies: list[Any]) -> None:
 
 def _ids(commands: Sequence[Any]) -> list[bytes]:
     return [command.id for command in commands]
-
-
-def _read_others(
-    part: Part,
-    answer: list[Any],
-    commands: Positioned,
-    replies: list[Any],
-    left: dict[int, Found],
-) -> None:
-    """The replies to finishes and renewals, and the records that were looked at."""
-    positions = part.positions
-    if part.call.script == "look":
-        for i, value in zip(positions, answer[1:], strict=True):
-            _note_found(i, value, int(answer[0]), commands, replies, left)
-        return
-    for i in positions:
-        replies[i] = _DONE
-    if part.call.script == "renew":
-        for number in answer[1:]:
-            replies[positions[number - 1]] = _LOST
-    else:
-        _read_exceptions(positions, answer, commands, replies, left)
-
-
-def _read_exceptions(
-    positions: Sequence[int],
-    answer: list[Any],
-    commands: Positioned,
-    replies: list[Any],
-    left: dict[int, Found],
-) -> None:
-    """The commands that a script left alone, each with the record it found."""
-    for at in range(1, len(answer), 2):
-        i, value = positions[answer[at] - 1], answer[at + 1]
-        _note_found(i, value, int(answer[0]), commands, replies, left)
-
-
-def _note_found(
-    i: int,
-    value: bytes | int,
-    now: int,
-    commands: Positioned,
-    replies: list[Any],
-    left: dict[int, Found],
-) -> None:
-    """Take in the record that a command has found: empty if there is none, or a number, the highest
-    fence that its key may have had. One that cannot be read is an error of this command alone,
-    since the others of its batch have taken effect."""
-    replies[i] = None
-    if isinstance(value, int):
-        left[i] = Found(None, now, value)
-        return
-    try:
-        stored = unpack_record(commands[i].id, value) if value else None
-    except ValueError as error:
-        replies[i] = errors.unreadable(error)
-    else:
-        left[i] = Found(stored, now)
