@@ -32,6 +32,7 @@ from oncekey.core.commands import (
     Claimed,
     Command,
     Done,
+    FenceTooLow,
     Finish,
     Look,
     Lost,
@@ -159,8 +160,8 @@ def _claim_in_new(command: Claim, first: Claimed) -> Rule:
     """The old store has granted the claim; get it in the new one too, with the same fence."""
     fence = first.fence
     second = yield Ask(NEW, ClaimAlso(command, fence))
-    if isinstance(second, Lost):
-        fence, second = yield from _claim_with_higher_fence(command, fence)
+    if isinstance(second, FenceTooLow):
+        fence, second = yield from _claim_with_higher_fence(command, fence, second.above)
     if isinstance(second, Claimed):
         return (yield from _share_steps(command, first, second))
     if not isinstance(second, StoreUnavailable) or not second.ambiguous:
@@ -170,21 +171,21 @@ def _claim_in_new(command: Claim, first: Claimed) -> Rule:
     return second  # type: ignore[no-any-return]
 
 
-def _claim_with_higher_fence(command: Claim, fence: int) -> Generator[Ask, Any, tuple[int, Answer]]:
-    """The key had this fence, or a higher one, in the new store. The fence is raised in the old
-    store first: only while this owner has the key there may it get it in the new one. Returns the
-    fence in the old store, and the new store's reply."""
-    new = yield Ask(NEW, Look(command.id))
-    if isinstance(new, OncekeyError):
-        return fence, new
-    higher = max(new.now, fence, new.record.fence if new.record else 0) + 1
-    raised = yield Ask(OLD, RaiseFence(command.id, command.owner, fence, higher))
+def _claim_with_higher_fence(
+    command: Claim, fence: int, above: int
+) -> Generator[Ask, Any, tuple[int, Answer]]:
+    """The new store needs a fence above this one. It is raised in the old store first: only while
+    this owner has the key there may it get it in the new one. Returns the fence in the old store,
+    and the new store's reply."""
+    raised = yield Ask(OLD, RaiseFence(command.id, command.owner, fence, above + 1))
     if isinstance(raised, OncekeyError):
         return fence, raised
     if isinstance(raised, Lost):
         return fence, Busy(RETRY_HINT_US)  # another one has the key by now
-    second = yield Ask(NEW, ClaimAlso(command, higher))
-    return higher, Busy(RETRY_HINT_US) if isinstance(second, Lost) else second
+    second = yield Ask(NEW, ClaimAlso(command, above + 1))
+    if isinstance(second, FenceTooLow):  # another one was faster
+        second = Busy(RETRY_HINT_US)
+    return above + 1, second
 
 
 def _share_steps(command: Claim, first: Claimed, second: Claimed) -> Rule:
