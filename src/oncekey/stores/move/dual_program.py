@@ -20,7 +20,6 @@ cannot be made in both stores leaves nothing behind. Must not know threads or as
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -91,20 +90,11 @@ def apply(commands: Sequence[Command]) -> Program[list[Reply]]:
     answers: dict[int, Answer] = {}
     for group in split_by_id(commands):
         rules = {i: RULES[type(command)](command) for i, command in group.items()}
-        yield from _run_side_by_side(rules, answers)
+        yield from run_side_by_side(rules, answers)
     return _replies([answers[i] for i in range(len(commands))])
 
 
-def copy(ids: Sequence[bytes]) -> Program[list[CopyResult]]:
-    """Copy the records of these ids, all in the same batches."""
-    results: dict[int, Any] = {}
-    yield from _run_side_by_side({i: copy_record(id) for i, id in enumerate(ids)}, results)
-    for result in results.values():
-        result_of(result)
-    return [results[i] for i in range(len(ids))]
-
-
-def _run_side_by_side(
+def run_side_by_side(
     rules: Mapping[int, Generator[Ask, Any, Any]], answers: dict[int, Any]
 ) -> Program[None]:
     """Run the generators, a batch for one store and then a batch for the other."""
@@ -207,18 +197,6 @@ def _missing(steps: tuple[Step, ...], known: tuple[Step, ...]) -> list[Step]:
     return [step for step in steps if step.name not in done or done[step.name] < step.done]
 
 
-def claim_also(command: ClaimAlso) -> Rule:
-    """Claim in both stores what a third one has granted: keys that move on before they have
-    arrived."""
-    reply = yield from claim(command.claim)
-    if not isinstance(reply, Claimed) or reply.fence >= command.fence:
-        return reply
-    raised = yield from in_both(
-        RaiseFence(command.id, command.claim.owner, reply.fence, command.fence)
-    )
-    return reply._replace(fence=command.fence) if isinstance(raised, Done) else raised
-
-
 def _compare_refusal(command: Claim, first: Reply) -> Generator[Ask, Any, Answer | None]:
     """The old store has refused the claim. The reply to it if the new store agrees, or has no
     record that counts; else both are compared, and made equal. None if it is to be tried again."""
@@ -286,7 +264,7 @@ def finish(command: Finish) -> Rule:
     if not isinstance(second, Lost):
         return second  # type: ignore[no-any-return]
     # Another owner has the key in the new store by now, or the new store has lost its record.
-    old, new = yield from _look(command.id)
+    old, new = yield from look_both(command.id)
     if isinstance(old, OncekeyError):
         return old
     if isinstance(new, OncekeyError):
@@ -336,7 +314,7 @@ def release(command: Release) -> Rule:
 
 def look(command: Look) -> Rule:
     """Read the record that leads."""
-    old, new = yield from _look(command.id)
+    old, new = yield from look_both(command.id)
     if isinstance(old, OncekeyError):
         return old
     if isinstance(new, OncekeyError):
@@ -375,7 +353,7 @@ def resolve(command: Resolve) -> Rule:
 
 def _look_at_equals(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
     """What both stores have, after the record that leads was given to the other one."""
-    old, new = yield from _look(id)
+    old, new = yield from look_both(id)
     if isinstance(old, OncekeyError) or isinstance(new, OncekeyError):
         return old, new
     side = leading(old, new)
@@ -384,41 +362,10 @@ def _look_at_equals(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
     adopted = yield from _adopt(side, old, new)
     if isinstance(adopted, OncekeyError):
         return adopted, adopted
-    return (yield from _look(id))
+    return (yield from look_both(id))
 
 
-class CopyResult(enum.Enum):
-    """What became of a record that was to be copied."""
-
-    COPIED = "copied"
-    THERE = "there already"
-    NEWER = "newer there"
-    HELD = "held in the old store only"
-
-
-def copy_record(id: bytes) -> Generator[Ask, Any, CopyResult | OncekeyError]:
-    """Give the new store what the old one has of a key. A claim that is alive in the old store only
-    is left alone: its owner is about to claim the key in the new one too, unless it does not know
-    the new one, and then nothing may be copied."""
-    old, new = yield from _look(id)
-    for seen in (old, new):
-        if isinstance(seen, OncekeyError):
-            return seen
-    if old.record is None or is_same_version(old, new):
-        is_there = old.record is None or new.record is not None
-        if is_there or old.now >= old.record.audit_until:
-            return CopyResult.THERE
-    elif leading(old, new) is NEW:
-        return CopyResult.NEWER
-    elif old.record.state == State.PENDING and old.now < old.record.lease_until:
-        return CopyResult.HELD
-    adopted = yield Ask(NEW, Adopt(old.record, old.now))
-    if isinstance(adopted, OncekeyError):
-        return adopted
-    return CopyResult.COPIED if isinstance(adopted, Done) else CopyResult.NEWER
-
-
-def _look(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
+def look_both(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
     old = yield Ask(OLD, Look(id))
     new = yield Ask(NEW, Look(id))
     return old, new
@@ -433,7 +380,6 @@ RULES: Final[dict[type[Any], Callable[[Any], Rule]]] = {
     Look: look,
     Resolve: resolve,
     Adopt: in_both,
-    ClaimAlso: claim_also,
     RaiseFence: in_both,
 }
 
