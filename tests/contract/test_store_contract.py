@@ -43,6 +43,14 @@ ONE_DRIVER: dict[str, dict[str, Any]] = {
     "pooler-ring": {"pooler": True, **RING},
     "not-transactional": {"transactional": False},
 }
+# These rules hold for each of two stores that keys move between, and not for the two as one.
+OF_ONE_STORE = {
+    "test_s3_one_decision_reads_one_time",
+    "test_i6_a_claim_that_another_store_has_granted_gets_its_fence",
+    "test_i6_a_claim_with_a_fence_that_the_key_had_here_is_refused",
+    "test_i7_a_claim_that_another_store_has_granted_is_refused_as_any_other",
+    "test_a_long_sweep_is_not_held_up_by_what_it_must_leave",  # it counts what one store removes
+}
 # Only `make soak` runs these rows; `make test` has the row of the other driver.
 SOAK_ONLY = {
     "postgres-psycopg-row-lock",
@@ -96,7 +104,9 @@ class TestStoreContract(StoreContract):
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _use_row(self, kind: str, tmp_path: Path) -> None:
+    def _use_row(self, kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+        if kind in MOVING and request.function.__name__ in OF_ONE_STORE:
+            pytest.skip("two stores have two clocks, and no third one grants their fences")
         self.opener = lambda clock: ROWS[kind](tmp_path, clock)
 
     @pytest.fixture

@@ -62,9 +62,9 @@ MUTANTS = (
     ),
     Mutant(
         "the fence is raised in the new store first",
-        "    higher = max(new.now, fence, new.record.fence if new.record else 0) + 1\n",
-        "    higher = max(new.now, fence, new.record.fence if new.record else 0) + 1\n"
-        "    second = yield Ask(NEW, ClaimAlso(command, higher))\n",
+        "    raised = yield Ask(OLD, RaiseFence(command.id, command.owner, fence, above + 1))\n",
+        "    second = yield Ask(NEW, ClaimAlso(command, above + 1))\n"
+        "    raised = yield Ask(OLD, RaiseFence(command.id, command.owner, fence, above + 1))\n",
         beside_old(True, BEHIND, "E"), "I4",
     ),
     Mutant(

@@ -12,7 +12,7 @@ from typing import Final
 from oncekey.cli.signals import StopRequest
 from oncekey.core.search import NEWEST, Cursor
 from oncekey.stores.move import DualStore
-from oncekey.stores.move.dual_program import CopyResult
+from oncekey.stores.move.copy_rule import CopyResult
 from oncekey.stores.move.record_copy import copy_page
 
 # A process in dual mode needs a moment from its claim in the old store to that in the new one.

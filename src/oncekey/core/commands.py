@@ -121,7 +121,7 @@ class Adopt(NamedTuple):
 
 class ClaimAlso(NamedTuple):
     """Claim a key that another store has granted to the same claim, with that store's fence. The
-    reply is Lost if this key had that fence, or a higher one, here."""
+    reply is FenceTooLow if this key may have had that fence, or a higher one, here."""
 
     claim: Claim
     fence: int
@@ -210,4 +210,10 @@ class Seen(NamedTuple):
     now: int
 
 
-Reply = Claimed | Replay | Mismatched | Busy | Unknown | Done | Lost | Seen
+class FenceTooLow(NamedTuple):
+    """The reply to ClaimAlso: it was not granted, and would be with a fence above this one."""
+
+    above: int
+
+
+Reply = Claimed | Replay | Mismatched | Busy | Unknown | Done | Lost | Seen | FenceTooLow

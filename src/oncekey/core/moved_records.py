@@ -38,6 +38,7 @@ from oncekey.core.commands import (
     Claimed,
     Command,
     Done,
+    FenceTooLow,
     Lost,
     RaiseFence,
     Reply,
@@ -100,8 +101,9 @@ def _with_fence(here: Record | None, fence: int, floor: int, alone: MovedDecisio
         return alone
     if here is not None and here.owner == write.owner and here.fence == write.fence:
         return alone  # a repeat
-    if fence <= (floor if here is None else here.fence):
-        return _LOST, None, None
+    above = floor if here is None else here.fence
+    if fence <= above:
+        return FenceTooLow(above), None, None
     return reply._replace(fence=fence), write._replace(fence=fence), archive
 
 

@@ -8,8 +8,10 @@ knows no statement.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from oncekey.core.commands import Claim, Claimed, Command, Reply
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.state_machine import reply_to_duplicate
 
 # Some commands of a batch, by their position in it.
@@ -61,3 +63,10 @@ class EarlierReplies:
             return False  # the same claim again, because its reply was lost
         replies[i] = reply_to_duplicate(*last, command)
         return replies[i] is not None
+
+
+def raise_if_all_failed(replies: list[Any]) -> None:
+    """Errors in place of all replies are the error of the whole batch. If one of the commands may
+    have taken effect, so may the batch."""
+    if replies and all(isinstance(reply, StoreUnavailable) for reply in replies):
+        raise next((error for error in replies if error.ambiguous), replies[0])

@@ -10,6 +10,7 @@ from oncekey.core.commands import (
     Claimed,
     Command,
     Done,
+    FenceTooLow,
     Finish,
     Look,
     Lost,
@@ -67,6 +68,8 @@ def describe_reply(reply: Reply) -> str:
         return "done"
     if isinstance(reply, Lost):
         return "lost"
+    if isinstance(reply, FenceTooLow):
+        return f"needs a fence above {reply.above}"
     assert isinstance(reply, Seen)
     return f"seen: {describe_record(reply.record)}"
 

@@ -29,6 +29,7 @@ from oncekey.core.moved_records import Side
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import decide
 from oncekey.stores.move import dual_program
+from oncekey.stores.move.copy_rule import CopyResult, copy_record
 
 LEASE, KEEP = 2 * TICK, 1_000 * TICK
 STATES_MAX = 400_000
@@ -83,8 +84,8 @@ def life(actor: MovingActor, rules: ModuleType) -> Generator[Any, Any, Told]:
     """What one process does."""
     if actor.knows == "copy":
         while True:
-            result = yield from rules.copy_record(KEY)
-            if result.value != "held in the old store only":
+            result = yield from copy_record(KEY)
+            if result is not CopyResult.HELD:
                 return Told()
             yield Wait()
     reply = yield from _send(actor, rules, actor.claim)

@@ -21,7 +21,7 @@ from oncekey.core.identity import Identities
 from oncekey.core.search import PAGE_LIMIT_MAX, Cursor
 from oncekey.engine.store_urls import moving_urls
 from oncekey.stores.move import DualStore
-from oncekey.stores.move.dual_program import CopyResult
+from oncekey.stores.move.copy_rule import CopyResult
 from oncekey.stores.move.record_copy import COPY_PAGE_DEFAULT
 
 

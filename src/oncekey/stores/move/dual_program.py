@@ -20,7 +20,6 @@ cannot be made in both stores leaves nothing behind. Must not know threads or as
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -32,6 +31,7 @@ from oncekey.core.commands import (
     Claimed,
     Command,
     Done,
+    FenceTooLow,
     Finish,
     Look,
     Lost,
@@ -90,20 +90,11 @@ def apply(commands: Sequence[Command]) -> Program[list[Reply]]:
     answers: dict[int, Answer] = {}
     for group in split_by_id(commands):
         rules = {i: RULES[type(command)](command) for i, command in group.items()}
-        yield from _run_side_by_side(rules, answers)
+        yield from run_side_by_side(rules, answers)
     return _replies([answers[i] for i in range(len(commands))])
 
 
-def copy(ids: Sequence[bytes]) -> Program[list[CopyResult]]:
-    """Copy the records of these ids, all in the same batches."""
-    results: dict[int, Any] = {}
-    yield from _run_side_by_side({i: copy_record(id) for i, id in enumerate(ids)}, results)
-    for result in results.values():
-        result_of(result)
-    return [results[i] for i in range(len(ids))]
-
-
-def _run_side_by_side(
+def run_side_by_side(
     rules: Mapping[int, Generator[Ask, Any, Any]], answers: dict[int, Any]
 ) -> Program[None]:
     """Run the generators, a batch for one store and then a batch for the other."""
@@ -159,8 +150,8 @@ def _claim_in_new(command: Claim, first: Claimed) -> Rule:
     """The old store has granted the claim; get it in the new one too, with the same fence."""
     fence = first.fence
     second = yield Ask(NEW, ClaimAlso(command, fence))
-    if isinstance(second, Lost):
-        fence, second = yield from _claim_with_higher_fence(command, fence)
+    if isinstance(second, FenceTooLow):
+        fence, second = yield from _claim_with_higher_fence(command, fence, second.above)
     if isinstance(second, Claimed):
         return (yield from _share_steps(command, first, second))
     if not isinstance(second, StoreUnavailable) or not second.ambiguous:
@@ -170,21 +161,21 @@ def _claim_in_new(command: Claim, first: Claimed) -> Rule:
     return second  # type: ignore[no-any-return]
 
 
-def _claim_with_higher_fence(command: Claim, fence: int) -> Generator[Ask, Any, tuple[int, Answer]]:
-    """The key had this fence, or a higher one, in the new store. The fence is raised in the old
-    store first: only while this owner has the key there may it get it in the new one. Returns the
-    fence in the old store, and the new store's reply."""
-    new = yield Ask(NEW, Look(command.id))
-    if isinstance(new, OncekeyError):
-        return fence, new
-    higher = max(new.now, fence, new.record.fence if new.record else 0) + 1
-    raised = yield Ask(OLD, RaiseFence(command.id, command.owner, fence, higher))
+def _claim_with_higher_fence(
+    command: Claim, fence: int, above: int
+) -> Generator[Ask, Any, tuple[int, Answer]]:
+    """The new store needs a fence above this one. It is raised in the old store first: only while
+    this owner has the key there may it get it in the new one. Returns the fence in the old store,
+    and the new store's reply."""
+    raised = yield Ask(OLD, RaiseFence(command.id, command.owner, fence, above + 1))
     if isinstance(raised, OncekeyError):
         return fence, raised
     if isinstance(raised, Lost):
         return fence, Busy(RETRY_HINT_US)  # another one has the key by now
-    second = yield Ask(NEW, ClaimAlso(command, higher))
-    return higher, Busy(RETRY_HINT_US) if isinstance(second, Lost) else second
+    second = yield Ask(NEW, ClaimAlso(command, above + 1))
+    if isinstance(second, FenceTooLow):  # another one was faster
+        second = Busy(RETRY_HINT_US)
+    return above + 1, second
 
 
 def _share_steps(command: Claim, first: Claimed, second: Claimed) -> Rule:
@@ -204,18 +195,6 @@ def _share_steps(command: Claim, first: Claimed, second: Claimed) -> Rule:
 def _missing(steps: tuple[Step, ...], known: tuple[Step, ...]) -> list[Step]:
     done = {step.name: step.done for step in known}
     return [step for step in steps if step.name not in done or done[step.name] < step.done]
-
-
-def claim_also(command: ClaimAlso) -> Rule:
-    """Claim in both stores what a third one has granted: keys that move on before they have
-    arrived."""
-    reply = yield from claim(command.claim)
-    if not isinstance(reply, Claimed) or reply.fence >= command.fence:
-        return reply
-    raised = yield from in_both(
-        RaiseFence(command.id, command.claim.owner, reply.fence, command.fence)
-    )
-    return reply._replace(fence=command.fence) if isinstance(raised, Done) else raised
 
 
 def _compare_refusal(command: Claim, first: Reply) -> Generator[Ask, Any, Answer | None]:
@@ -285,7 +264,7 @@ def finish(command: Finish) -> Rule:
     if not isinstance(second, Lost):
         return second  # type: ignore[no-any-return]
     # Another owner has the key in the new store by now, or the new store has lost its record.
-    old, new = yield from _look(command.id)
+    old, new = yield from look_both(command.id)
     if isinstance(old, OncekeyError):
         return old
     if isinstance(new, OncekeyError):
@@ -335,7 +314,7 @@ def release(command: Release) -> Rule:
 
 def look(command: Look) -> Rule:
     """Read the record that leads."""
-    old, new = yield from _look(command.id)
+    old, new = yield from look_both(command.id)
     if isinstance(old, OncekeyError):
         return old
     if isinstance(new, OncekeyError):
@@ -374,7 +353,7 @@ def resolve(command: Resolve) -> Rule:
 
 def _look_at_equals(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
     """What both stores have, after the record that leads was given to the other one."""
-    old, new = yield from _look(id)
+    old, new = yield from look_both(id)
     if isinstance(old, OncekeyError) or isinstance(new, OncekeyError):
         return old, new
     side = leading(old, new)
@@ -383,41 +362,10 @@ def _look_at_equals(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
     adopted = yield from _adopt(side, old, new)
     if isinstance(adopted, OncekeyError):
         return adopted, adopted
-    return (yield from _look(id))
+    return (yield from look_both(id))
 
 
-class CopyResult(enum.Enum):
-    """What became of a record that was to be copied."""
-
-    COPIED = "copied"
-    THERE = "there already"
-    NEWER = "newer there"
-    HELD = "held in the old store only"
-
-
-def copy_record(id: bytes) -> Generator[Ask, Any, CopyResult | OncekeyError]:
-    """Give the new store what the old one has of a key. A claim that is alive in the old store only
-    is left alone: its owner is about to claim the key in the new one too, unless it does not know
-    the new one, and then nothing may be copied."""
-    old, new = yield from _look(id)
-    for seen in (old, new):
-        if isinstance(seen, OncekeyError):
-            return seen
-    if old.record is None or is_same_version(old, new):
-        is_there = old.record is None or new.record is not None
-        if is_there or old.now >= old.record.audit_until:
-            return CopyResult.THERE
-    elif leading(old, new) is NEW:
-        return CopyResult.NEWER
-    elif old.record.state == State.PENDING and old.now < old.record.lease_until:
-        return CopyResult.HELD
-    adopted = yield Ask(NEW, Adopt(old.record, old.now))
-    if isinstance(adopted, OncekeyError):
-        return adopted
-    return CopyResult.COPIED if isinstance(adopted, Done) else CopyResult.NEWER
-
-
-def _look(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
+def look_both(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
     old = yield Ask(OLD, Look(id))
     new = yield Ask(NEW, Look(id))
     return old, new
@@ -432,7 +380,6 @@ RULES: Final[dict[type[Any], Callable[[Any], Rule]]] = {
     Look: look,
     Resolve: resolve,
     Adopt: in_both,
-    ClaimAlso: claim_also,
     RaiseFence: in_both,
 }
 

@@ -23,8 +23,9 @@ from oncekey.core.store import (
     Store,
     Unfinished,
 )
-from oncekey.stores.move import dual_marks, dual_program, dual_reads
-from oncekey.stores.move.dual_program import CopyResult, Program
+from oncekey.stores.move import copy_rule, dual_marks, dual_program, dual_reads
+from oncekey.stores.move.copy_rule import CopyResult
+from oncekey.stores.move.dual_program import Program
 
 T = TypeVar("T")
 
@@ -117,7 +118,7 @@ class DualStore(_Base):
 
     def copy(self, ids: Sequence[bytes], /) -> list[CopyResult]:
         """Give the new store what the old one has of these keys."""
-        return self._run(dual_program.copy(ids))
+        return self._run(copy_rule.copy(ids))
 
     def finish_copy(self) -> None:
         """Everything was copied: from now on the old store alone is refused, and the new one is

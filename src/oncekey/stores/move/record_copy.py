@@ -15,7 +15,7 @@ from oncekey.core.commands import Adopt
 from oncekey.core.move_marks import MARK_ID
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Query
-from oncekey.stores.move.dual_program import CopyResult
+from oncekey.stores.move.copy_rule import CopyResult
 from oncekey.stores.move.dual_store import DualStore
 
 COPY_PAGE_DEFAULT: Final = 500  # records a page

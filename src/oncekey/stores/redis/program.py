@@ -48,7 +48,7 @@ from oncekey.stores.redis.packed_commands import (
 from oncekey.stores.redis.record_calls import Part, RecordCalls, TestClock, given, placed, readable
 from oncekey.stores.redis.script_replies import Found, note_found, read_exceptions, read_others
 from oncekey.stores.redis.server_settings import SETTINGS_CALLS
-from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
+from oncekey.stores.repeated_ids import EarlierReplies, Positioned, raise_if_all_failed, split_by_id
 from oncekey.stores.server_clock import ServerClock
 from oncekey.stores.settings_watch import SettingsWatch
 from oncekey.stores.store_rules import check_same_secret
@@ -92,7 +92,7 @@ class Program:
                 yield from self._apply_distinct(left, replies, end, earlier)
             if len(groups) > 1:
                 earlier.note(left, replies)
-        _raise_if_all_failed(replies)
+        raise_if_all_failed(replies)
         return replies
 
     def _apply_distinct(
@@ -320,13 +320,6 @@ class Program:
         call = self.calls.one("elect", 0, self.calls.keys.elected, token, lease)
         (answer,) = given((yield [call]))
         return bool(answer[1])
-
-
-def _raise_if_all_failed(replies: list[Any]) -> None:
-    """Errors in place of all replies are the error of the whole batch. If one of the commands may
-    have taken effect, so may the batch."""
-    if replies and all(isinstance(reply, StoreUnavailable) for reply in replies):
-        raise next((error for error in replies if error.ambiguous), replies[0])
 
 
 def _ids(commands: Sequence[Any]) -> list[bytes]:

@@ -14,6 +14,7 @@ from oncekey.core.commands import (
     ClaimAlso,
     Claimed,
     Done,
+    FenceTooLow,
     Finish,
     Lost,
     RaiseFence,
@@ -214,7 +215,8 @@ class AdoptedRecords:
         for held in (freed, dead):
             rival = held.rival(retry_safe=True)
             for fence in (held.fence - 1, held.fence):
-                assert case.unchanged_by(ClaimAlso(rival, fence)) == [Lost()]
+                too_low = case.unchanged_by(ClaimAlso(rival, fence))
+                assert too_low == [FenceTooLow(held.fence)]
             taken = case.expect(Claimed, ClaimAlso(rival, held.fence + 1))
             assert taken.fence == held.fence + 1
             assert taken.taken_over is (held is dead)
