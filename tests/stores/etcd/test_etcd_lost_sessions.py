@@ -61,6 +61,22 @@ def test_i10_a_claim_lapses_though_the_reply_to_its_last_step_was_lost(pair: Pai
     assert [step.name for step in reply.steps] == ["pay"]
 
 
+def test_i10_a_lapsed_claim_lapses_again_though_the_reply_to_its_renewal_was_lost(
+    pair: Pair,
+) -> None:
+    id, owner = token("id"), token("own")
+    fence = claimed(pair.one, id, owner, retry_safe=True).fence
+    pair.advance(LEASE)
+    pair.one.let_lapse()
+    pair.one.lose_next_reply(after=1)  # it reads before it writes
+    with pytest.raises(StoreUnavailable):
+        pair.one.send(Renew(id, owner, fence, LEASE))
+    assert isinstance(pair.other.send(claim(id, token("riv"), retry_safe=True)), Busy)
+    pair.advance(LEASE)
+    pair.one.let_lapse()
+    assert claimed(pair.other, id, token("riv"), retry_safe=True).taken_over
+
+
 def test_i10_a_claim_that_has_lapsed_is_not_held_though_its_host_is_an_hour_ahead(
     pair: Pair,
 ) -> None:
