@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.stores.etcd.two_stores import Pair, claimed
 
-from oncekey.core.commands import Busy, Claimed, Done, Renew, SaveStep, Unknown
+from oncekey.core.commands import Adopt, Busy, Claimed, Done, Look, Renew, SaveStep, Seen, Unknown
 from oncekey.core.errors import StoreUnavailable
 from oncekey.testing.contract.store_case import LEASE, SECOND, claim, token
 
@@ -61,6 +61,22 @@ def test_i10_a_claim_lapses_though_the_reply_to_its_last_step_was_lost(pair: Pai
     assert [step.name for step in reply.steps] == ["pay"]
 
 
+def test_i10_a_lapsed_claim_lapses_again_though_the_reply_to_its_renewal_was_lost(
+    pair: Pair,
+) -> None:
+    id, owner = token("id"), token("own")
+    fence = claimed(pair.one, id, owner, retry_safe=True).fence
+    pair.advance(LEASE)
+    pair.one.let_lapse()
+    pair.one.lose_next_reply(after=1)  # it reads before it writes
+    with pytest.raises(StoreUnavailable):
+        pair.one.send(Renew(id, owner, fence, LEASE))
+    assert isinstance(pair.other.send(claim(id, token("riv"), retry_safe=True)), Busy)
+    pair.advance(LEASE)
+    pair.one.let_lapse()
+    assert claimed(pair.other, id, token("riv"), retry_safe=True).taken_over
+
+
 def test_i10_a_claim_that_has_lapsed_is_not_held_though_its_host_is_an_hour_ahead(
     pair: Pair,
 ) -> None:
@@ -97,3 +113,20 @@ def test_i11_a_claim_that_a_paused_member_carries_out_late_is_not_held_for_ever(
     pair.one.end_session(session)  # as etcd does when nobody keeps it alive
     assert claimed(pair.other, late, token("riv"), retry_safe=True).taken_over
     assert isinstance(pair.other.send(claim(kept, token("riv"), retry_safe=True)), Busy)
+
+
+def test_i5_a_claim_adopted_from_another_store_is_held_until_its_lease_is_over(
+    pair: Pair,
+) -> None:
+    """It has no session here, and has not lapsed."""
+    claimed(pair.one, id := token("id"), token("own"), retry_safe=True)
+    seen = pair.one.send(Look(id))
+    assert isinstance(seen, Seen)
+    assert seen.record is not None
+    moved = seen.record._replace(id=token("id"))
+    assert pair.one.send(Adopt(moved, seen.now)) == Done()
+    pair.advance(LEASE - 1)
+    rival = claim(moved.id, token("riv"), retry_safe=True)
+    assert pair.other.send(rival) == Busy(1)
+    pair.advance(1)
+    assert isinstance(pair.other.send(rival), Claimed)

@@ -75,22 +75,26 @@ class Process:
         request = rpc.LeaseRevokeRequest(ID=number)
         self.run(lambda cluster: cluster.members.call("LeaseRevoke", request, time.monotonic() + 5))
 
-    def lose_next_reply(self) -> None:
-        """The next request is carried out, and its caller is told nothing."""
-        self._fail_next([], carry_out=True)
+    def lose_next_reply(self, after: int = 0) -> None:
+        """The next request, or one `after` it, is carried out, and its caller is told nothing."""
+        self._fail_next([], after, carry_out=True)
 
     def hold_back_next_request(self) -> list[Any]:
         """The next request is not carried out, and its caller is told nothing. Returns the list to
         which it will be added."""
         requests: list[Any] = []
-        self._fail_next(requests, carry_out=False)
+        self._fail_next(requests, 0, carry_out=False)
         return requests
 
-    def _fail_next(self, requests: list[Any], *, carry_out: bool) -> None:
+    def _fail_next(self, requests: list[Any], after: int, *, carry_out: bool) -> None:
         async def prepare(cluster: ClusterStore) -> None:
             real = cluster.members.call
 
             async def call(name: str, request: Any, end: float) -> Any:
+                nonlocal after
+                after -= 1
+                if after >= 0:
+                    return await real(name, request, end)
                 cluster.members.call = real  # type: ignore[method-assign]
                 requests.append(request)
                 if carry_out:

@@ -27,6 +27,7 @@ from oncekey.stores.etcd.record_reader import RecordReader
 from oncekey.stores.etcd.store_clock import Reading, StoreClock
 from oncekey.stores.etcd.stored_value import (
     FORMAT,
+    LAPSED,
     Keys,
     StoredValue,
     pack_elected,
@@ -156,7 +157,7 @@ class ClusterStore:
         operations: list[Any] = []
         for value, _, _ in claims:
             key = self.keys.record(value.record.id)
-            change = put(key, pack_value(value.record))
+            change = put(key, pack_value(value.record, 0, LAPSED))
             operations.append(nested([is_at(key, value.mod_revision)], [change], [get(key)]))
         request = transaction((), operations)
         reply = await self.members.call("Txn", request, self.members.deadline())

@@ -89,7 +89,7 @@ class CommandRounds:
             with _telling(applied, writes=False):  # sessions and buckets are no commands
                 planned = await self._plan(left, known, replies, end)
             for part in self._plans.parts(planned):
-                writes = any(one.write is not None for one in part)
+                writes = any(one.decision is not None for one in part)
                 with _telling(applied, writes=writes):
                     await self._send_within_quota(part, known, replies, end)
                 applied = applied or writes
@@ -217,9 +217,9 @@ class CommandRounds:
             otherwise.append(put(self._keys.quota, b""))
         operations = [operation for one in part for operation in one.operations]
         for one in part:
-            if _is_new_claim(one) and isinstance(one.command, Claim):
-                session = one.write.session if one.write is not None else 0
-                self.held.sent(one.command.id, one.command.owner, session, one.ends)
+            if one.write is not None and one.write.session and lease_of(one.command) is not None:
+                owner = one.write.record.owner
+                self.held.sent(one.command.id, owner, one.write.session, one.ends)
         reply = await self._members.call("Txn", transaction(compare, operations, otherwise), end)
         responses = iter(reply.responses)
         if not reply.succeeded:
@@ -279,8 +279,7 @@ class CommandRounds:
             self.held.put(value, planned.ends)
         else:
             self.held.rewritten(value)
-        if isinstance(command, Claim):
-            self.held.answered(command.id, command.owner)
+        self.held.answered(command.id, write.record.owner)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@
 3. A claim whose session has ended is not held, though the lease in its record may not be over by
    this host's clock.
 4. A claim that has lapsed has no session: it is not held either.
+5. A claim that was adopted from another store has no session, and is held until its lease is over.
 
 This module knows no requests.
 """
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from oncekey.core.record import Record, State
 from oncekey.stores.etcd.held_claims import HeldClaims
 from oncekey.stores.etcd.store_clock import Reading
-from oncekey.stores.etcd.stored_value import StoredValue
+from oncekey.stores.etcd.stored_value import LAPSED, StoredValue
 
 
 class Known(NamedTuple):
@@ -44,7 +45,7 @@ def effective(known: Known, held: HeldClaims, reading: Reading) -> Judged | None
     if record.state is not State.PENDING:
         return Judged(record, now)
     if not session:
-        return Judged(record, max(now, record.lease_until))
+        return Judged(record, max(now, record.lease_until) if lease == LAPSED else now)
     ends = held.ends(record)
     if ends is not None:
         return Judged(record._replace(lease_until=now + ends - elapsed), now)

@@ -25,6 +25,9 @@ from oncekey.core.state_machine import has_ended
 from oncekey.stores.record_format import pack_record, unpack_record
 
 FORMAT: Final = b"1"
+# In place of a lease: the claim has lapsed, whatever the time is on a host. A claim that was
+# adopted from another store has no session either, and its lease is over when its record says.
+LAPSED: Final = -1
 ALL_ONES: Final = 2**64 - 1
 
 _HEAD: Final = struct.Struct(">qq")
@@ -37,7 +40,7 @@ class StoredValue(NamedTuple):
     """A record as it was read.
 
     session        the session that keeps its claim; 0 if none does
-    lease          how long its owner may stay silent, in microseconds
+    lease          how long its owner may stay silent, in microseconds; LAPSED
     mod_revision   etcd's revision of the last write
     """
 
