@@ -84,10 +84,9 @@ def test_a_killed_master_of_a_cluster_loses_what_its_replica_lacks(lags: bool) -
     assert bool(missing) or not lags
 
 
-# An async store that is closed leaves its connections to Sentinels to the garbage collector, which
-# `tidy` calls, so that the warning is not another test's.
+# A store that is closed closes its connections to Sentinels too. `tidy` calls the garbage collector,
+# so that the warning about one that it forgets is this test's and not another one's.
 @pytest.mark.usefixtures("tidy")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("lags", LAG)
 def test_a_killed_master_under_sentinels_loses_what_its_replica_lacks(lags: bool) -> None:
     with require(lambda: RedisSentinel(settings=DURABLE)) as watched:

@@ -51,6 +51,10 @@ class LoopPools:
             _, pool = self.by_node.popitem()
             with suppress(*ERRORS):
                 await pool.disconnect()
+            manager = getattr(pool, "sentinel_manager", None)
+            for client in manager.sentinels if manager is not None else ():
+                with suppress(*ERRORS):
+                    await client.aclose()
 
     async def begin(self) -> None:
         """Start the generator that closes the connections. `asyncio.run` and the like close the

@@ -159,6 +159,9 @@ class SyncConnections:
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             pool.disconnect()
+            manager = getattr(pool, "sentinel_manager", None)
+            for client in manager.sentinels if manager is not None else ():
+                client.close()
 
     def reopen(self) -> None:
         self._closed = False
