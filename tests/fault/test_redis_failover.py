@@ -84,8 +84,8 @@ def test_a_killed_master_of_a_cluster_loses_what_its_replica_lacks(lags: bool) -
     assert bool(missing) or not lags
 
 
-# A store that is closed closes its connections to Sentinels too. `tidy` calls the garbage collector,
-# so that the warning about one that it forgets is this test's and not another one's.
+# A store that is closed closes its connections to Sentinels too. `tidy` collects garbage, so that
+# the warning about one that it forgets is this test's and not another one's.
 @pytest.mark.usefixtures("tidy")
 @pytest.mark.parametrize("lags", LAG)
 def test_a_killed_master_under_sentinels_loses_what_its_replica_lacks(lags: bool) -> None:
