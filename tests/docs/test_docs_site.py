@@ -113,8 +113,11 @@ def test_option_lists_of_docstrings_become_lists() -> None:
 
 def test_every_limit_in_the_docs_exists_by_name() -> None:
     """A renamed constant must not leave its old name behind."""
-    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    files = [path for ending in ("*.py", "*.lua") for path in (ROOT / "src").rglob(ending)]
+    source = "\n".join(path.read_text() for path in files)
     limits = (DOCS / "reference" / "limits.md").read_text()
     names = re.findall(r"`([A-Z][A-Z_]{4,})`", limits)
-    missing = [name for name in names if not re.search(rf"^{name}(: Final)? = ", source, re.M)]
+    missing = [
+        name for name in names if not re.search(rf"^(local )?{name}(: Final)? = ", source, re.M)
+    ]
     assert missing == []

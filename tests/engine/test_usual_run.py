@@ -21,6 +21,7 @@ from oncekey.core.commands import (
     Claimed,
     Command,
     Done,
+    FenceTooLow,
     Finish,
     Look,
     Lost,
@@ -65,6 +66,7 @@ CLAIM_REPLIES: tuple[Reply | StoreUnavailable, ...] = (
     Done(),
     Lost(),
     Seen(None, 0),
+    FenceTooLow(9),
     GONE,
     StoreUnavailable("no connection", ambiguous=False),
 )

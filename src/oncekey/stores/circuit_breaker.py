@@ -28,11 +28,11 @@ class CircuitBreaker:
         self,
         seconds: float,
         now: Callable[[], float] = time.monotonic,
-        rest_seconds: float = REST_SECONDS,
+        rest_seconds: float | None = None,
     ) -> None:
-        """`seconds`: how long a call takes at most."""
+        """`seconds`: how long a call takes at most; `rest_seconds`: REST_SECONDS if not given."""
         self._seconds = seconds
-        self._rest_seconds = rest_seconds
+        self._rest_seconds = REST_SECONDS if rest_seconds is None else rest_seconds
         self._now = now
         self._rests_until: float | None = None  # None: the last call got a reply
 

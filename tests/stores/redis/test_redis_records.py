@@ -21,9 +21,9 @@ from oncekey.core.commands import (
     Claimed,
     Command,
     Done,
+    FenceTooLow,
     Finish,
     Look,
-    Lost,
     Release,
     Renew,
     SaveStep,
@@ -262,8 +262,8 @@ def test_i6_a_fence_of_another_store_that_a_vanished_record_had_is_refused(
     store.apply([finish(command, fence)])
     wait_until(lambda: not raw.exists(KEYS.record(command.id)), "the record has expired")
     rival = claim(command.id, os.urandom(16))
-    assert store.apply([ClaimAlso(rival, fence)]) == [Lost()]
+    assert store.apply([ClaimAlso(rival, fence)]) == [FenceTooLow(fence)]
     wait_until(lambda: store.sweep() > 0, "it was swept")
     assert scores(raw, command.id) == {}
-    assert store.apply([ClaimAlso(rival, fence)]) == [Lost()]
+    assert store.apply([ClaimAlso(rival, fence)]) == [FenceTooLow(fence)]
     assert store.apply([ClaimAlso(rival, fence + 1)]) == [Claimed(fence + 1, 1, ())]

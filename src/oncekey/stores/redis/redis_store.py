@@ -22,7 +22,7 @@ from oncekey.stores.redis.call_delivery import CallDelivery, Delivery, Pause
 from oncekey.stores.redis.calls import Calls
 from oncekey.stores.redis.options import Options
 from oncekey.stores.redis.redis_search import measure, search
-from oncekey.stores.redis.store_base import RedisBase
+from oncekey.stores.redis.store_base import MAX_IN_FLIGHT_THREADS, RedisBase
 from oncekey.stores.redis.sync_connections import SyncConnections
 from oncekey.stores.redis.unfinished import unfinished
 
@@ -35,6 +35,8 @@ class RedisStore(RedisBase):
     `address` is a URL, or a redis.Redis or redis.RedisCluster of yours. The options are those of
     oncekey.stores.redis.Options.
     """
+
+    max_in_flight = MAX_IN_FLIGHT_THREADS
 
     def __init__(self, address: str | Any, **options: Any) -> None:
         self._connections = SyncConnections(address, Options(**options))
