@@ -60,6 +60,8 @@ SOAK_ONLY = {
     "postgres-asyncpg-server-15",
     "postgres-asyncpg-portable",
     "postgres-psycopg-caller-pool",
+    "postgres-psycopg-pooler",
+    "moving-memory-async",
     "postgres-moving-async",
     "etcd-moving-sync",
 }
