@@ -46,11 +46,11 @@ def _thread_us(task: Path) -> float:
     """Exactly if the kernel says so, or else by its ticks; 0 for a thread that has just ended."""
     try:
         return int((task / "schedstat").read_text().split()[0]) / 1_000
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         pass
     try:
         fields = (task / "stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0.0
     return float((int(fields[11]) + int(fields[12])) * _TICK_US)
 
