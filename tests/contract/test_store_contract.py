@@ -63,6 +63,7 @@ SOAK_ONLY = {
     "postgres-asyncpg-portable",
     "postgres-psycopg-caller-pool",
     "postgres-psycopg-pooler",
+    "postgres-psycopg-pooler-ring",
     "moving-memory-async",
     "postgres-moving-async",
     "etcd-moving-sync",

@@ -44,6 +44,18 @@ SOAK_ONLY = {
 }
 
 
+# Each kind of claim plays half of the races in `make test`, and all of them in `make soak`; `insert`,
+# which is the default, and the ring always play all.
+HALVES = {"row_lock": 0, "advisory_lock": 1, "insert, in batches": 0, "portable": 1}
+
+
+def is_left_out(setup_name: str, race: Race) -> bool:
+    half = HALVES.get(setup_name)
+    return not SOAK and (
+        (setup_name, race.name) in SOAK_ONLY or (half is not None and PAIRS.index(race) % 2 != half)
+    )
+
+
 @pytest.fixture(scope="module", params=SETUPS)
 def setup_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -61,7 +73,7 @@ def database(setup_name: str) -> Iterator[Database]:
 def test_every_order_of_statements_and_commits_keeps_the_invariants(
     race: Race, database: Database, setup_name: str
 ) -> None:
-    if not SOAK and (setup_name, race.name) in SOAK_ONLY:
+    if is_left_out(setup_name, race):
         pytest.skip("only make soak plays this race with this set-up")
     # The sweeper passes over what somebody else is writing.
     report = race_on_postgres(replace(race, lazy=True), database)
