@@ -44,8 +44,8 @@ SOAK_ONLY = {
 }
 
 
-# Each kind of claim plays half of the races in `make test`, and all of them in `make soak`; `insert`,
-# which is the default, and the ring always play all.
+# Each kind of claim plays half of the races in `make test`, and all of them in `make soak`. The
+# default, `insert`, and the ring always play all.
 HALVES = {"row_lock": 0, "advisory_lock": 1, "insert, in batches": 0, "portable": 1}
 
 
