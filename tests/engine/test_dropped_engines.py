@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import etcd_stores
 from tests.support.postgres_stores import address
 
 from oncekey import AsyncOnce, Once
@@ -32,6 +33,7 @@ async def later(attempt: Any) -> int:
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
+    etcd_stores.close_reused()  # their channels open and close connections whenever they like
     gc.collect()
     threads, before = set(threading.enumerate()), descriptors()
     yield

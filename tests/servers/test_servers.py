@@ -117,6 +117,9 @@ def test_a_synchronous_standby_has_every_commit_and_can_be_promoted() -> None:
         primary.configure({"synchronous_standby_names": "standby"})
         primary.wait_for_standby(sync=True)
         primary.execute("CREATE TABLE notes (note text); INSERT INTO notes VALUES ('one')")
+        # A commit waits until the standby has it on disk, not until it can be read there.
+        shown = "SELECT 1 WHERE to_regclass('notes') IS NOT NULL"
+        processes.wait_until(lambda: bool(standby.execute(shown)), "the table is on the standby")
         with pytest.raises(errors.ReadOnlySqlTransaction):
             standby.execute("INSERT INTO notes VALUES ('no')")
         primary.kill()

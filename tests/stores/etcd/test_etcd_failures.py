@@ -73,7 +73,7 @@ def test_a_paused_member_is_left_for_another_one(cluster: EtcdCluster) -> None:
 
 
 def test_i4_a_minority_answers_store_unavailable_and_serves_again(cluster: EtcdCluster) -> None:
-    store = opened(cluster, call_timeout="1s", try_timeout="300ms")
+    store = opened(cluster, call_timeout="4s", try_timeout="1s")
     id, owner = token("id"), token("own")
     fence = claimed(store, id, owner)
     assert store.apply([Finish(id, owner, fence, SUCCEEDED, b"kept")]) == [Done()]
