@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from oncekey.core.errors import StoreUnavailable
+from oncekey.stores.loop_lifetime import ClosedWithLoop
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.durability import SYNC_REPLICATION_WAIT
 from oncekey.stores.postgres.errors import pool_exhausted, store_closed
@@ -91,13 +92,13 @@ class PooledConnection:
 # --- our own pool ---------------------------------------------------------------------------
 
 
-class LoopConnections:
+class LoopConnections(ClosedWithLoop):
     """The connections of one event loop."""
 
     def __init__(self, size: int) -> None:
         self.idle: list[PooledConnection] = []  # the one used last is used next
         self.slots = asyncio.Semaphore(size)
-        self._closer = self._close_with_the_loop()
+        super().__init__()
 
     def terminate_all(self) -> None:
         while self.idle:
@@ -110,18 +111,6 @@ class LoopConnections:
                 await pooled.connection.close(timeout=CONNECT_SECONDS)
             except (*ERRORS, TimeoutError):
                 pooled.terminate()
-
-    async def begin(self) -> None:
-        """Start the generator that closes the connections. `asyncio.run` and the like close the
-        async generators of their loop, so no connection outlives its loop, even if the store was
-        not closed."""
-        await anext(self._closer)
-
-    async def _close_with_the_loop(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            await self.close_all()
 
 
 class OwnPool:

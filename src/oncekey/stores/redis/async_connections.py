@@ -12,7 +12,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.loop_lifetime import ClosedWithLoop
 from oncekey.stores.redis import durability, errors
 from oncekey.stores.redis.addresses import (
     connection_settings,
@@ -39,12 +39,12 @@ from oncekey.stores.redis.slot_table import Node, SingleNode, SlotTable
 ERRORS: Final = (RedisError, OSError)
 
 
-class LoopPools:
+class LoopPools(ClosedWithLoop):
     """The pools of one event loop."""
 
     def __init__(self) -> None:
         self.by_node: dict[Node, Any] = {}
-        self._closer = self._close_with_the_loop()
+        super().__init__()
 
     async def close_all(self) -> None:
         while self.by_node:
@@ -55,18 +55,6 @@ class LoopPools:
             for client in manager.sentinels if manager is not None else ():
                 with suppress(*ERRORS):
                     await client.aclose()
-
-    async def begin(self) -> None:
-        """Start the generator that closes the connections. `asyncio.run` and the like close the
-        async generators of their loop, so no connection outlives its loop, even if the store was
-        not closed."""
-        await anext(self._closer)
-
-    async def _close_with_the_loop(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            await self.close_all()
 
 
 class AsyncConnections:
