@@ -1,0 +1,1 @@
+"""Queue consumers: the message is the request, redelivery is the retry."""
