@@ -120,6 +120,7 @@ def test_no_file_is_large() -> None:
 # per adapter. A command's module is named like the command.
 TWINS = (
     {"engine/blocking", "engine/aio"},
+    {"queues/blocking", "queues/aio"},
     {"stores/memory", "stores/sqlite", "stores/postgres", "stores/redis", "stores/etcd"},
     {"stores/sqlite/caller_connections", "stores/postgres/caller_connections"},
     {"http/fastapi", "http/flask", "http/django"},

@@ -17,8 +17,9 @@ _LABELS_REMEMBERED: Final = 1_024
 
 
 class Origin(NamedTuple):
-    """Where a run came in. `surface` is "function" or "http"; `route` is the method and the path,
-    such as "POST /charges"; `name` is what the service's documentation calls that route."""
+    """Where a run came in. `surface` is "function", "http" or "queue"; `route` is the method and
+    the path, such as "POST /charges", or the queue; `name` is what the service's documentation
+    calls that route."""
 
     surface: str
     route: str = ""

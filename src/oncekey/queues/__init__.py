@@ -1,1 +1,9 @@
-"""Queue consumers: the message is the request, redelivery is the retry."""
+"""Queue consumers: the message is the request, redelivery is the retry.
+
+A consumer claims the key of each message, runs its handler at most once, and removes the message
+only when the outcome is durable. What follows from what is the table in disposition.py.
+
+    rules      queue_message, message_key, disposition, redrive, delivery_flow: pure
+    loop       consumer_settings, work_in_hand; blocking/ and aio/ with threads and with tasks
+    brokers    broker is the port; a package for each broker implements it
+"""

@@ -1,0 +1,1 @@
+"""Consumers in tasks, over `AsyncOnce`."""

@@ -1,0 +1,265 @@
+"""Consumes a queue in tasks: see blocking/consumer.py, which does the same in threads.
+
+Each message in hand has a task. Where keys are claimed ahead, all claims of a batch leave together
+and only `concurrency` of them run handlers; else a task claims when it may run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.queues.aio.message_handler import AsyncMessageHandler
+from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, BrokerUnavailable, Settled
+from oncekey.queues.consumer_base import (
+    EXTENSIONS_PER_LEASE,
+    PAUSE_FIRST_S,
+    ConsumerBase,
+    began,
+    is_store_down,
+    next_pause,
+)
+from oncekey.queues.consumer_settings import ConsumerPlan
+from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, by_error
+from oncekey.queues.queue_message import Message
+from oncekey.queues.work_in_hand import Entry
+
+_FULL_WAIT_S: Final = 0.5  # while no more messages may be taken, the broker is met this often
+_log = logging.getLogger("oncekey")
+
+
+class AsyncConsumer(ConsumerBase):
+    """Consumes one queue in an event loop: see `Consumer`. `stop` must be called in the loop."""
+
+    def __init__(
+        self, once: AsyncOnce, broker: AsyncBroker, handler: Callable[..., Any], **options: Any
+    ) -> None:
+        super().__init__(handler, is_async=True, **options)
+        self._once = once
+        self._broker = broker
+        self._stopping = asyncio.Event()
+        self._slots = asyncio.Semaphore(self.settings.concurrency)
+        self._room = asyncio.Event()
+        self._store_is_up = asyncio.Event()
+        self._store_is_up.set()
+        self._done: list[Settled] = []
+        self._has_done = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._error: BaseException | None = None
+
+    def stop(self) -> None:
+        """Take no more messages, give back those whose handlers have not begun, and let `run`
+        return when the others are done, after `stop_timeout` at the latest."""
+        self._stopping.set()
+
+    async def handle(self, message: Message) -> Disposition:
+        """Handle one message that somebody else has received; the caller does with it what the
+        disposition says. Nothing is settled or extended here."""
+        handler = self._message_handler(await self._start())
+        return await handler.handle(Entry(message, time.monotonic()))
+
+    async def run(self) -> None:
+        """Consume until `stop`. A cancellation stops it too, as gracefully."""
+        self._begin()
+        try:
+            plan = await self._start()
+            handler = self._message_handler(plan, in_loop=True)
+            settler = asyncio.create_task(self._settle(plan))
+            try:
+                await self._receive(plan, handler)
+            finally:
+                await asyncio.shield(self._end(settler))
+        finally:
+            self._is_running = False
+        if self._error is not None:
+            raise self._error
+
+    # --- the start ----------------------------------------------------------------------------
+
+    async def _start(self) -> ConsumerPlan:
+        await self._once._ready()
+        return self._plan_for(await self._broker.facts(), self._once.policy)
+
+    def _message_handler(self, plan: ConsumerPlan, *, in_loop: bool = False) -> AsyncMessageHandler:
+        run = self._inbox.run if self._inbox is not None else None
+        if not in_loop or not self._claims_ahead(plan):
+            return AsyncMessageHandler(self._once, self._call, plan, run=run)
+        return AsyncMessageHandler(self._once, self._call, plan, run=run, slot=self._slot)
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Wait for one of the `concurrency` slots; raises ConsumerStops if the consumer stops."""
+        async with self._slots:
+            if self._stopping.is_set():
+                raise ConsumerStops("the consumer stops")
+            yield
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    async def _receive(self, plan: ConsumerPlan, handler: AsyncMessageHandler) -> None:
+        most, pause = self.settings.batch_size, PAUSE_FIRST_S
+        while not self._stopping.is_set():
+            free = most - len(self._hand) if self._store_is_up.is_set() else 0
+            try:
+                messages = await self._received(free, plan)
+            except BrokerUnavailable as error:
+                _log.warning("consumer %s: %s; trying again in %.1f s", self.name, error, pause)
+                await self._stopped_within(pause)
+                pause = next_pause(pause)
+                continue
+            pause = PAUSE_FIRST_S
+            if messages:
+                self._begin_all(self._hand.take(messages, time.monotonic()), plan, handler)
+            elif not free:
+                await self._wait_for_room(most, handler)
+
+    async def _received(self, free: int, plan: ConsumerPlan) -> Sequence[Message]:
+        """What the broker gives. A stop does not wait for a long poll; what that still receives is
+        given back."""
+        wait = RECEIVE_WAIT_S if free else 0.0
+        receiving = asyncio.ensure_future(self._broker.receive(free, wait, plan.lease_s))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((receiving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                receiving.cancel()
+            return await receiving
+        except asyncio.CancelledError:
+            if self._stopping.is_set() and receiving.cancelled():
+                return ()
+            receiving.cancel()
+            raise
+        finally:
+            stopping.cancel()
+
+    async def _wait_for_room(self, most: int, handler: AsyncMessageHandler) -> None:
+        """Wait until messages can be taken again: one in hand was settled, or the store is back."""
+        if self._store_is_up.is_set():
+            self._room.clear()
+            if len(self._hand) >= most:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._room.wait(), _FULL_WAIT_S)
+            return
+        pause = PAUSE_FIRST_S
+        while not await self._stopped_within(pause):
+            if await handler.check_store():
+                _log.warning("consumer %s: the store answers again", self.name)
+                self._store_is_up.set()
+                return
+            with suppress(BrokerUnavailable):
+                await self._broker.receive(0, 0.0, 0.0)
+            pause = next_pause(pause)
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return self._stopping.is_set()
+
+    # --- working ------------------------------------------------------------------------------
+
+    def _begin_all(
+        self, ready: Sequence[Entry], plan: ConsumerPlan, handler: AsyncMessageHandler
+    ) -> None:
+        for entry in ready:
+            task = asyncio.get_running_loop().create_task(self._work(entry, plan, handler))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, entry: Entry, plan: ConsumerPlan, handler: AsyncMessageHandler) -> None:
+        if self._claims_ahead(plan):
+            disposition = await self._handle(entry, handler)
+        else:
+            async with self._slots:
+                disposition = await self._handle(entry, handler)
+        settled, ready = self._hand.end(entry, disposition)
+        self._done += settled
+        self._has_done.set()
+        self._room.set()
+        self._begin_all(ready, plan, handler)
+
+    async def _handle(self, entry: Entry, handler: AsyncMessageHandler) -> Disposition:
+        while not self._stopping.is_set():
+            try:
+                disposition = await handler.handle(began(entry))
+            except BaseException as error:  # cancelled from outside, or the handler was
+                _log.exception("consumer %s: a handler was interrupted", self.name)
+                disposition = by_error(error) or STOPPED
+            entry.attempt = None
+            if not is_store_down(disposition):
+                return disposition
+            await self._wait_for_store(disposition)
+        return STOPPED
+
+    async def _wait_for_store(self, disposition: Disposition) -> None:
+        """Keep the message in hand until the store answers: given back, it would be delivered at
+        once, and each delivery counts."""
+        if self._store_is_up.is_set():
+            self._store_is_up.clear()
+            self._room.set()
+            _log.warning(
+                "consumer %s: %s; no message is taken until it answers",
+                self.name,
+                disposition.reason,
+            )
+        while not self._store_is_up.is_set() and not self._stopping.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._store_is_up.wait(), _FULL_WAIT_S)
+
+    # --- settling -----------------------------------------------------------------------------
+
+    async def _settle(self, plan: ConsumerPlan) -> None:
+        try:
+            every = plan.lease_s / EXTENSIONS_PER_LEASE
+            due = time.monotonic() + every
+            while not (self._stopping.is_set() and not len(self._hand) and not self._done):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_done.wait(), max(0.0, due - time.monotonic()))
+                await self._settle_done()
+                now = time.monotonic()
+                if now >= due:
+                    due = now + every
+                    messages = self._to_extend(plan, now)
+                    if messages:
+                        await self._broker_call(self._broker.extend, messages, plan.lease_s)
+        except Exception as error:
+            self._error = error
+            self.stop()
+
+    async def _settle_done(self) -> None:
+        self._has_done.clear()
+        settled, self._done = self._done, []
+        if settled:
+            await self._broker_call(self._broker.settle, settled)
+            self._count(settled)
+
+    async def _broker_call(self, call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """What the broker does not take is delivered again, so it is told and left."""
+        try:
+            await call(*arguments)
+        except BrokerUnavailable as error:
+            _log.warning("consumer %s: %s; the messages will come again", self.name, error)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    async def _end(self, settler: asyncio.Task[None]) -> None:
+        self._stopping.set()
+        self._has_done.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.settings.stop_timeout_s)
+        if len(self._hand):
+            _log.warning(
+                "consumer %s: %d handlers still run after %s; their messages stay unsettled",
+                self.name,
+                len(self._hand),
+                self.settings.stop_timeout,
+            )
+        settler.cancel()
+        with suppress(asyncio.CancelledError):
+            await settler
+        await self._settle_done()
+        await self._broker.close()

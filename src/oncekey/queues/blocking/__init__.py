@@ -1,0 +1,1 @@
+"""Consumers in threads, over `Once`."""

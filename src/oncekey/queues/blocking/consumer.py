@@ -1,0 +1,280 @@
+"""Consumes a queue in threads.
+
+The thread that calls `run` receives. Workers handle messages: as many as a batch has where keys are
+claimed ahead, so that a batch is claimed together and only `concurrency` of them run handlers; else
+no more than that. One more thread settles what is done and extends the deadlines of the rest, so
+that a long poll delays neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from oncekey.engine.blocking.once import Once
+from oncekey.queues.blocking.message_handler import MessageHandler
+from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, BrokerUnavailable, Settled
+from oncekey.queues.consumer_base import (
+    EXTENSIONS_PER_LEASE,
+    PAUSE_FIRST_S,
+    ConsumerBase,
+    began,
+    is_store_down,
+    next_pause,
+)
+from oncekey.queues.consumer_settings import ConsumerPlan
+from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, by_error
+from oncekey.queues.queue_message import Message
+from oncekey.queues.work_in_hand import Entry
+
+_FULL_WAIT_S: Final = 0.5  # while no more messages may be taken, the broker is met this often
+_log = logging.getLogger("oncekey")
+
+
+class Consumer(ConsumerBase):
+    """Consumes one queue: calls `handler(message)` once for each key, and removes messages only
+    when their outcome is durable. `run` blocks until `stop` is called, from any thread or signal
+    handler. For the options see `ConsumerSettings`; others are fields of Policy."""
+
+    def __init__(
+        self, once: Once, broker: Broker, handler: Callable[..., Any], **options: Any
+    ) -> None:
+        super().__init__(handler, is_async=False, **options)
+        self._once = once
+        self._broker = broker
+        self._stopping = threading.Event()
+        self._changed = threading.Condition()  # guards the work in hand, the slots and the store
+        self._slots = self.settings.concurrency
+        self._store_is_up = True
+        self._ready: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[list[Settled] | None] = queue.SimpleQueue()
+        self._workers: list[threading.Thread] = []
+        self._error: BaseException | None = None
+
+    def stop(self) -> None:
+        """Take no more messages, give back those whose handlers have not begun, and let `run`
+        return when the others are done, after `stop_timeout` at the latest."""
+        self._stopping.set()
+
+    def handle(self, message: Message) -> Disposition:
+        """Handle one message that somebody else has received; the caller does with it what the
+        disposition says. Nothing is settled or extended here."""
+        return self._message_handler(self._start()).handle(Entry(message, time.monotonic()))
+
+    def run(self) -> None:
+        """Consume until `stop`."""
+        self._begin()
+        try:
+            plan = self._start()
+            handler = self._message_handler(plan, in_loop=True)
+            settler = threading.Thread(
+                target=self._settle, args=(plan,), name=f"oncekey-settle-{self.name}", daemon=True
+            )
+            settler.start()
+            try:
+                self._receive(plan, handler)
+            finally:
+                self._end(settler)
+        finally:
+            self._is_running = False
+        if self._error is not None:
+            raise self._error
+
+    # --- the start ----------------------------------------------------------------------------
+
+    def _start(self) -> ConsumerPlan:
+        self._once._ready()
+        return self._plan_for(self._broker.facts(), self._once.policy)
+
+    def _message_handler(self, plan: ConsumerPlan, *, in_loop: bool = False) -> MessageHandler:
+        run = self._inbox.run if self._inbox is not None else None
+        if not in_loop:
+            return MessageHandler(self._once, self._call, plan, run=run)
+        return MessageHandler(self._once, self._call, plan, run=run, slot=self._slot)
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        """Wait for one of the `concurrency` slots; raises ConsumerStops if the consumer stops."""
+        with self._changed:
+            while not self._slots and not self._stopping.is_set():
+                self._changed.wait()
+            if self._stopping.is_set():
+                raise ConsumerStops("the consumer stops")
+            self._slots -= 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._slots += 1
+                self._changed.notify_all()
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def _receive(self, plan: ConsumerPlan, handler: MessageHandler) -> None:
+        most, pause = self.settings.batch_size, PAUSE_FIRST_S
+        while not self._stopping.is_set():
+            with self._changed:
+                free = most - len(self._hand) if self._store_is_up else 0
+            try:
+                wait = RECEIVE_WAIT_S if free else 0.0
+                messages = self._broker.receive(free, wait, plan.lease_s)
+            except BrokerUnavailable as error:
+                _log.warning("consumer %s: %s; trying again in %.1f s", self.name, error, pause)
+                self._stopping.wait(pause)
+                pause = next_pause(pause)
+                continue
+            pause = PAUSE_FIRST_S
+            if messages:
+                self._take(messages, handler)
+            elif not free:
+                self._wait_for_room(most, handler)
+
+    def _take(self, messages: Sequence[Message], handler: MessageHandler) -> None:
+        with self._changed:
+            ready = self._hand.take(messages, time.monotonic())
+        self._dispatch(ready, handler)
+
+    def _dispatch(self, ready: Sequence[Entry], handler: MessageHandler) -> None:
+        for entry in ready:
+            self._ready.put(entry)
+        plan = handler._plan
+        most = self.settings.batch_size if self._claims_ahead(plan) else self.settings.concurrency
+        with self._changed:
+            missing = min(most, len(self._hand)) - len(self._workers)
+            for _ in range(missing):
+                worker = threading.Thread(
+                    target=self._work, args=(handler,), name=f"oncekey-{self.name}", daemon=True
+                )
+                self._workers.append(worker)
+                worker.start()
+
+    def _wait_for_room(self, most: int, handler: MessageHandler) -> None:
+        """Wait until messages can be taken again: one in hand was settled, or the store is back."""
+        if self._store_is_up:
+            with self._changed:
+                if len(self._hand) >= most and not self._stopping.is_set():
+                    self._changed.wait(_FULL_WAIT_S)
+            return
+        pause = PAUSE_FIRST_S
+        while not self._stopping.wait(pause):
+            if handler.check_store():
+                _log.warning("consumer %s: the store answers again", self.name)
+                with self._changed:
+                    self._store_is_up = True
+                    self._changed.notify_all()
+                return
+            with suppress(BrokerUnavailable):
+                self._broker.receive(0, 0.0, 0.0)
+            pause = next_pause(pause)
+
+    # --- working ------------------------------------------------------------------------------
+
+    def _work(self, handler: MessageHandler) -> None:
+        while True:
+            entry = self._ready.get()
+            if entry is None:
+                return
+            disposition = self._handle(began(entry), handler)
+            with self._changed:
+                settled, ready = self._hand.end(entry, disposition)
+                self._changed.notify_all()
+            self._done.put(settled)
+            for follower in ready:
+                self._ready.put(follower)
+
+    def _handle(self, entry: Entry, handler: MessageHandler) -> Disposition:
+        while not self._stopping.is_set():
+            try:
+                disposition = handler.handle(entry)
+            except BaseException as error:  # a handler that raised SystemExit, for example
+                _log.exception("consumer %s: a handler was interrupted", self.name)
+                disposition = by_error(error) or STOPPED
+            entry.attempt = None
+            if not is_store_down(disposition):
+                return disposition
+            self._wait_for_store(disposition)
+        return STOPPED
+
+    def _wait_for_store(self, disposition: Disposition) -> None:
+        """Keep the message in hand until the store answers: given back, it would be delivered at
+        once, and each delivery counts."""
+        with self._changed:
+            if self._store_is_up:
+                self._store_is_up = False
+                _log.warning(
+                    "consumer %s: %s; no message is taken until it answers",
+                    self.name,
+                    disposition.reason,
+                )
+            while not self._store_is_up and not self._stopping.is_set():
+                self._changed.wait(_FULL_WAIT_S)
+
+    # --- settling -----------------------------------------------------------------------------
+
+    def _settle(self, plan: ConsumerPlan) -> None:
+        try:
+            every = plan.lease_s / EXTENSIONS_PER_LEASE
+            due = time.monotonic() + every
+            is_over = False
+            while not is_over:
+                settled, is_over = self._take_done(max(0.0, due - time.monotonic()))
+                if settled:
+                    self._broker_call(self._broker.settle, settled)
+                    self._count(settled)
+                now = time.monotonic()
+                if now >= due:
+                    due = now + every
+                    with self._changed:
+                        messages = self._to_extend(plan, now)
+                    if messages:
+                        self._broker_call(self._broker.extend, messages, plan.lease_s)
+        except BaseException as error:
+            self._error = error
+            self.stop()
+
+    def _take_done(self, wait: float) -> tuple[list[Settled], bool]:
+        """Everything that is done by now, after waiting for the first of it; and whether that is
+        all there will be."""
+        settled: list[Settled] = []
+        try:
+            part = self._done.get(timeout=wait)
+            while part is not None:
+                settled += part
+                part = self._done.get_nowait()
+        except queue.Empty:
+            return settled, False
+        return settled, True
+
+    def _broker_call(self, call: Callable[..., None], *arguments: Any) -> None:
+        """What the broker does not take is delivered again, so it is told and left."""
+        try:
+            call(*arguments)
+        except BrokerUnavailable as error:
+            _log.warning("consumer %s: %s; the messages will come again", self.name, error)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _end(self, settler: threading.Thread) -> None:
+        self._stopping.set()
+        until = time.monotonic() + self.settings.stop_timeout_s
+        with self._changed:
+            self._changed.notify_all()
+            while len(self._hand) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            if len(self._hand):
+                _log.warning(
+                    "consumer %s: %d handlers still run after %s; their messages stay unsettled",
+                    self.name,
+                    len(self._hand),
+                    self.settings.stop_timeout,
+                )
+        for _ in self._workers:
+            self._ready.put(None)
+        self._done.put(None)
+        settler.join()
+        self._broker.close()

@@ -1,0 +1,116 @@
+"""Handles one message at a time, in the caller's thread: drives delivery_flow.py over `Once`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from oncekey.core.commands import Seen
+from oncekey.core.errors import OncekeyError, StoreUnavailable
+from oncekey.engine.blocking.attempt import Attempt
+from oncekey.engine.blocking.once import Once
+from oncekey.engine.key_status import status_of
+from oncekey.queues.consumer_settings import ConsumerPlan
+from oncekey.queues.delivery_flow import (
+    DeliveryEffect,
+    FreeKey,
+    LookAtKey,
+    RunHandler,
+    delivery,
+)
+from oncekey.queues.disposition import Disposition
+from oncekey.queues.handler_call import HandlerCall
+from oncekey.queues.work_in_hand import Entry
+
+Slot = Callable[[], AbstractContextManager[object]]
+
+
+class MessageHandler:
+    """Runs the handler of a consumer for single messages. `slot` gives a context in which the
+    handler runs; it may wait, or raise ConsumerStops. `run` is that of Once, or of an inbox."""
+
+    def __init__(
+        self,
+        once: Once,
+        call: HandlerCall,
+        plan: ConsumerPlan,
+        *,
+        run: Callable[..., Any] | None = None,
+        slot: Slot = nullcontext,
+    ) -> None:
+        self._once = once
+        self._call = call
+        self._plan = plan
+        self._run = run or once.run
+        self._slot = slot
+
+    def handle(self, entry: Entry) -> Disposition:
+        """What becomes of the message, once its outcome is durable."""
+        flow = delivery(entry.message, self._plan)
+        result: object = None
+        while True:
+            try:
+                effect = flow.send(result)
+            except StopIteration as stop:
+                disposition: Disposition = stop.value
+                return disposition
+            try:
+                result = self._perform(effect, entry)
+            except Exception as error:
+                result = error
+
+    def check_store(self) -> bool:
+        """True if the store answers."""
+        try:
+            self._look("store check")
+        except StoreUnavailable:
+            return False
+        return True
+
+    def _perform(self, effect: DeliveryEffect, entry: Entry) -> object:
+        if isinstance(effect, LookAtKey):
+            try:
+                return self._look(effect.key)
+            except OncekeyError as error:
+                is_one = isinstance(error, StoreUnavailable)
+                return error if is_one else StoreUnavailable(str(error))
+        if isinstance(effect, FreeKey):
+            status = status_of(effect.seen, self._once._jobs.codec)
+            assert status is not None
+            by = f"consumer {self._plan.settings.name}"
+            self._once.release(status, by=by, why=effect.why)
+            return None
+        self._run_handler(effect, entry)
+        return None
+
+    def _look(self, key: str) -> Seen:
+        once, plan = self._once, self._plan
+        once._ready()
+        id, _ = once._jobs.locate(plan.settings.name, key, plan.scope, None)
+        return once._runner.look(id)
+
+    def _run_handler(self, effect: RunHandler, entry: Entry) -> None:
+        plan, call = self._plan, self._call
+
+        def body(attempt: Attempt) -> Any:
+            tries = call.begin(entry, attempt, effect.tries_before, plan)
+            with self._slot():
+                attempt.check()  # it may have waited for its slot longer than its lease
+                try:
+                    return call(entry.message, attempt)
+                except Exception as error:
+                    last = call.error(error, tries, plan)
+                    if last is error:
+                        raise
+                    raise last from error
+
+        self._run(
+            plan.settings.name,
+            effect.key,
+            body,
+            scope=plan.scope,
+            request=effect.request,
+            origin=plan.origin,
+            **plan.options,
+        )

@@ -1,0 +1,69 @@
+"""The port of a broker: what a consumer needs of one, sync and async.
+
+A consumer calls `receive` from one thread (or task), and `settle` and `extend` from another one;
+both may be called at the same time. A broker whose client cannot stand that has a lock or a thread
+of its own. All calls may raise `BrokerUnavailable`: the consumer goes on after a pause, and the
+broker connects again by itself. Whatever a lost connection leaves unsettled is delivered again, and
+the store then says what became of it, so nothing has to be repeated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from oncekey.core.errors import OncekeyError
+from oncekey.queues.consumer_settings import BrokerFacts
+from oncekey.queues.disposition import Disposition
+from oncekey.queues.queue_message import Message
+
+RECEIVE_WAIT_S: Final = 5.0  # the longest that `receive` is asked to wait for a message
+
+Settled = tuple[Message, Disposition]
+
+
+class BrokerUnavailable(OncekeyError):
+    """The broker did not answer as it should. Nothing was removed that it does not say."""
+
+    status = 503
+
+
+class Broker(Protocol):
+    """A queue, from threads."""
+
+    def facts(self) -> BrokerFacts:
+        """Connect, and ask what the broker tells about the queue. Raises ConfigurationError if it
+        cannot be consumed safely as it is set up."""
+
+    def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        """At most `most` messages, after waiting `wait` seconds for the first one. They are this
+        consumer's for `lease` seconds, and longer if they are extended. With `most` 0 nothing is
+        taken, but the consumer stays known to the broker (it must return at once)."""
+
+    def settle(self, settled: Sequence[Settled]) -> None:
+        """Do what the dispositions say, in this order for each order group:
+
+        REMOVE       it is done; what cannot be removed is delivered again, and that is harmless
+        HIDE, RETRY  deliver it again, not before `seconds` have passed, and do not lose it: what
+                     takes its place is durable before the original is removed
+        DEAD_LETTER  move it to the dead-letter queue with `redrive.headers_of`, durably, then
+                     remove it
+        PARK         move it to where operators see it, durably, then remove it
+        GIVE_BACK    let it be delivered again, soon
+        """
+
+    def extend(self, messages: Sequence[Message], seconds: float) -> None:
+        """Hold these messages for so many seconds more, from now."""
+
+    def close(self) -> None:
+        """Leave the broker. What was not settled is delivered again."""
+
+
+class AsyncBroker(Protocol):
+    """A queue, from tasks: see `Broker`."""
+
+    async def facts(self) -> BrokerFacts: ...
+    async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]: ...
+    async def settle(self, settled: Sequence[Settled]) -> None: ...
+    async def extend(self, messages: Sequence[Message], seconds: float) -> None: ...
+    async def close(self) -> None: ...

@@ -1,0 +1,163 @@
+"""What the consumers of threads and of tasks share: settings, figures, and what is logged.
+
+Nothing here waits. The loops are in blocking/consumer.py and aio/consumer.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from oncekey.core.duration import Duration
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.policy import Policy
+from oncekey.queues.broker import Settled
+from oncekey.queues.consumer_settings import (
+    BACKOFF_DEFAULT,
+    BACKOFF_MAX_DEFAULT,
+    CONCURRENCY_DEFAULT,
+    HOLD_WARN_PART,
+    MAX_TRIES_DEFAULT,
+    STOP_TIMEOUT_DEFAULT,
+    BrokerFacts,
+    ConsumerPlan,
+    ConsumerSettings,
+    RequestChoice,
+    plan_of,
+)
+from oncekey.queues.disposition import STOPPED, Disposition, Kind
+from oncekey.queues.handler_call import HandlerCall
+from oncekey.queues.message_key import KeyChoice
+from oncekey.queues.queue_message import Message
+from oncekey.queues.work_in_hand import Entry, WorkInHand
+
+PAUSE_FIRST_S: Final = 0.2  # before a store or a broker that was down is tried again
+PAUSE_MAX_S: Final = 10.0
+EXTENSIONS_PER_LEASE: Final = 3
+_log = logging.getLogger("oncekey")
+
+OnSettled = Callable[[Message, Disposition], object]
+
+
+class ConsumerBase:
+    """A consumer without its threads or tasks.
+
+    counts      how many messages had each disposition so far
+    on_settled  is called with each message and its disposition, after it was settled
+    """
+
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        *,
+        is_async: bool,
+        name: str,
+        key: KeyChoice,
+        request: RequestChoice = "body",
+        concurrency: int = CONCURRENCY_DEFAULT,
+        batch: int | None = None,
+        max_tries: int = MAX_TRIES_DEFAULT,
+        backoff: Duration = BACKOFF_DEFAULT,
+        backoff_max: Duration = BACKOFF_MAX_DEFAULT,
+        stop_timeout: Duration = STOP_TIMEOUT_DEFAULT,
+        inbox: Any = None,
+        **options: Any,
+    ) -> None:
+        self.settings = ConsumerSettings(
+            name=name,
+            key=key,
+            request=request,
+            concurrency=concurrency,
+            batch=batch,
+            max_tries=max_tries,
+            backoff=backoff,
+            backoff_max=backoff_max,
+            stop_timeout=stop_timeout,
+            options=options,
+        )
+        self.counts: Counter[Kind] = Counter()
+        self.on_settled: OnSettled | None = None
+        self._call = HandlerCall(handler, is_async=is_async, in_transaction=inbox is not None)
+        self._inbox = inbox
+        self._hand = WorkInHand()
+        self._is_running = False
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def in_hand(self) -> int:
+        """How many messages are taken and not settled."""
+        return len(self._hand)
+
+    def _plan_for(self, facts: BrokerFacts, defaults: Policy) -> ConsumerPlan:
+        return plan_of(self.settings, facts, defaults)
+
+    def _claims_ahead(self, plan: ConsumerPlan) -> bool:
+        """Whether keys are claimed before a handler is free to run. A consumer that is killed
+        leaves its claimed keys unknown unless they are retry-safe, and an inbox holds a connection
+        for each; those claim no more than they run."""
+        return plan.policy.retry_safe and self._inbox is None
+
+    def _begin(self) -> None:
+        if self._is_running:
+            raise ConfigurationError(f"consumer {self.name!r} is running already")
+        self._is_running = True
+
+    def _count(self, settled: Sequence[Settled]) -> None:
+        for message, disposition in settled:
+            self.counts[disposition.kind] += 1
+            if disposition.kind in _TOLD:
+                _log.warning(
+                    "consumer %s: message %s of %s: %s: %s",
+                    self.name,
+                    message.delivery_id or "without an id",
+                    message.queue,
+                    disposition.kind,
+                    disposition.reason,
+                )
+            if self.on_settled is not None:
+                try:
+                    self.on_settled(message, disposition)
+                except Exception:
+                    _log.exception("on_settled of consumer %s failed", self.name)
+
+    def _to_extend(self, plan: ConsumerPlan, now: float) -> list[Message]:
+        """The messages whose deadline at the broker is to be extended. One that is held nearly as
+        long as the broker allows is told once: soon it will be delivered a second time."""
+        held = self._hand.held()
+        most = plan.facts.hold_max
+        if most is not None:
+            for entry in held:
+                if not entry.was_told and now - entry.taken_at >= most * HOLD_WARN_PART:
+                    entry.was_told = True
+                    _log.warning(
+                        "consumer %s: message %s of %s is held for %.0f s; the broker allows "
+                        "%.0f s, then it comes again, and is left alone while this handler runs",
+                        self.name,
+                        entry.message.delivery_id,
+                        entry.message.queue,
+                        now - entry.taken_at,
+                        most,
+                    )
+        return [entry.message for entry in held]
+
+
+def is_store_down(disposition: Disposition) -> bool:
+    """True if the message can go on where it is when the store is back."""
+    return disposition.kind is Kind.GIVE_BACK and disposition is not STOPPED
+
+
+def next_pause(pause: float) -> float:
+    return min(pause * 2, PAUSE_MAX_S)
+
+
+def began(entry: Entry) -> Entry:
+    entry.is_begun = True
+    return entry
+
+
+_TOLD: Final = frozenset((Kind.DEAD_LETTER, Kind.PARK))
