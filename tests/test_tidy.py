@@ -121,6 +121,7 @@ def test_no_file_is_large() -> None:
 TWINS = (
     {"engine/blocking", "engine/aio"},
     {"queues/blocking", "queues/aio"},
+    {"queues/sqs", "queues/kafka", "queues/rabbitmq", "queues/redis_streams"},
     {"stores/memory", "stores/sqlite", "stores/postgres", "stores/redis", "stores/etcd"},
     {"stores/sqlite/caller_connections", "stores/postgres/caller_connections"},
     {"http/fastapi", "http/flask", "http/django"},

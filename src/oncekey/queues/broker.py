@@ -55,6 +55,12 @@ class Broker(Protocol):
     def extend(self, messages: Sequence[Message], seconds: float) -> None:
         """Hold these messages for so many seconds more, from now."""
 
+    def redrive(self, most: int, id: str) -> int:
+        """Move at most `most` dead letters back into the queue, the oldest first, and say how many;
+        for `oncekey redrive`. Each gets the header `oncekey-redrive: ID` (REDRIVE_HEADER) beside
+        the marks it has, durably, before it is removed from the dead-letter queue. Called on a
+        broker whose `facts` were asked, and that nobody receives from."""
+
     def close(self) -> None:
         """Leave the broker. What was not settled is delivered again."""
 
@@ -66,4 +72,5 @@ class AsyncBroker(Protocol):
     async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]: ...
     async def settle(self, settled: Sequence[Settled]) -> None: ...
     async def extend(self, messages: Sequence[Message], seconds: float) -> None: ...
+    async def redrive(self, most: int, id: str) -> int: ...
     async def close(self) -> None: ...

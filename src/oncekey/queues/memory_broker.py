@@ -18,7 +18,7 @@ from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redrive import headers_of, without_marks
+from oncekey.queues.redrive import REDRIVE_HEADER, headers_of, without_marks
 
 
 class _Stored:
@@ -69,11 +69,11 @@ class MemoryBroker:
             self._changed.notify_all()
         return id
 
-    def redrive(self) -> int:
-        """Move the dead letters back into the queue; how many there were."""
-        letters, self.dead_letters = self.dead_letters, []
+    def redrive(self, most: int, id: str) -> int:
+        letters, self.dead_letters = self.dead_letters[:most], self.dead_letters[most:]
         for letter in letters:
-            self.send(letter.body, letter.headers, order_group=letter.order_group)
+            headers = {**letter.headers, REDRIVE_HEADER: id}
+            self.send(letter.body, headers, order_group=letter.order_group)
         return len(letters)
 
     def __len__(self) -> int:
@@ -188,6 +188,9 @@ class AsyncMemoryBroker:
 
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         self.queue.extend(messages, seconds)
+
+    async def redrive(self, most: int, id: str) -> int:
+        return self.queue.redrive(most, id)
 
     async def close(self) -> None:
         self.queue.close()
