@@ -64,6 +64,9 @@ class Broker(Protocol):
     def close(self) -> None:
         """Leave the broker. What was not settled is delivered again."""
 
+    # def interrupt(self) -> None, if there is one, lets a `receive` that waits return soon. `stop`
+    # calls it, from any thread and from signal handlers.
+
 
 class AsyncBroker(Protocol):
     """A queue, from tasks: see `Broker`."""

@@ -50,6 +50,7 @@ class MemoryBroker:
         self._now = now
         self._changed = threading.Condition()
         self._numbers = count(1)
+        self._interruptions = 0
         self._stored: dict[str, _Stored] = {}
         self.dead_letters: list[Message] = []
         self.parked: list[Message] = []
@@ -88,7 +89,8 @@ class MemoryBroker:
     def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
         until = self._now() + wait
         with self._changed:
-            while most:
+            interruptions = self._interruptions
+            while most and interruptions == self._interruptions:
                 taken = self._take(most, lease)
                 left = until - self._now()
                 if taken or left <= 0:
@@ -120,6 +122,12 @@ class MemoryBroker:
                 stored = self._of(message)
                 if stored is not None:
                     stored.visible_at = self._now() + seconds
+
+    def interrupt(self) -> None:
+        """Let every `receive` that waits return."""
+        with self._changed:
+            self._interruptions += 1
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -16,14 +16,16 @@ from oncekey.queues.queue_message import Message
 
 class Entry:
     """A message in hand. `attempt` is the attempt that runs its handler, once there is one, and
-    `is_begun` is true from the moment its work begins."""
+    `is_begun` is true from the moment its work begins. `claimed` is the work on it if its key was
+    claimed with others before."""
 
-    __slots__ = ("attempt", "is_begun", "message", "taken_at", "was_told")
+    __slots__ = ("attempt", "claimed", "is_begun", "message", "taken_at", "was_told")
 
     def __init__(self, message: Message, taken_at: float) -> None:
         self.message = message
         self.taken_at = taken_at
         self.attempt: object = None
+        self.claimed: object = None
         self.is_begun = False
         self.was_told = False  # that it is held nearly as long as the broker allows
 

@@ -7,7 +7,7 @@ store, runs the body, sleeps, calls the user's `recover`. The rules are in the f
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -121,8 +121,15 @@ class Runner(RunnerBase):
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def run(self, job: Job, body: Body[T]) -> Result[T]:
-        """Run a job to its end: its result, or the error to raise."""
+    def claim_many(self, jobs: Sequence[Job]) -> list[Sent]:
+        """Claim the keys of several jobs in batches of their own. Each job must then be run, with
+        the reply to its claim."""
+        results = self._coalescer.apply_many([job.claim for job in jobs])
+        return [(result.reply, result.sent_at) for result in results]
+
+    def run(self, job: Job, body: Body[T], sent: Sent | None = None) -> Result[T]:
+        """Run a job to its end: its result, or the error to raise. `sent` is the reply to its claim
+        if `claim_many` has sent it."""
         progress = Progress(job, entered())
         if self._transaction is not None:
             with HeldConnection(self._connection, threading.get_ident()):
@@ -130,7 +137,7 @@ class Runner(RunnerBase):
         else:
             shared = self._shared
             try:
-                ended = self._attempt(progress, job, body, shared)
+                ended = self._attempt(progress, job, body, shared, sent)
             except BaseException:
                 # Interrupted (Ctrl-C), or the user's `recover` raised. That goes to the caller,
                 # but the key is closed first.
@@ -172,15 +179,19 @@ class Runner(RunnerBase):
                 result = self._recover(effect, job)
 
     def _attempt(
-        self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims
+        self,
+        progress: Progress,
+        job: Job,
+        body: Body[Any],
+        shared: SharedClaims,
+        sent: Sent | None,
     ) -> AttemptOutcome | Result[Any]:
         """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
         else happens, the flow gets the results so far and goes on. A result is recorded already, an
         outcome is not."""
         claim = job.claim
-        sent: Sent | None = None
         try:
-            if shared.leads(claim):
+            if sent is None and shared.leads(claim):
                 sent = self._send(claim)
                 shared.duplicates.replied(claim, sent[0])
         except BaseException:

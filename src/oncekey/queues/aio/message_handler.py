@@ -40,13 +40,13 @@ class AsyncMessageHandler:
     ) -> None:
         self._once = once
         self._call = call
-        self._plan = plan
+        self.plan = plan
         self._run = run or once.run
         self._slot = slot
 
     async def handle(self, entry: Entry) -> Disposition:
         """What becomes of the message, once its outcome is durable."""
-        flow = delivery(entry.message, self._plan)
+        flow = delivery(entry.message, self.plan)
         result: object = None
         while True:
             try:
@@ -77,20 +77,20 @@ class AsyncMessageHandler:
         if isinstance(effect, FreeKey):
             status = status_of(effect.seen, self._once._jobs.codec)
             assert status is not None
-            by = f"consumer {self._plan.settings.name}"
+            by = f"consumer {self.plan.settings.name}"
             await self._once.release(status, by=by, why=effect.why)
             return None
         await self._run_handler(effect, entry)
         return None
 
     async def _look(self, key: str) -> Seen:
-        once, plan = self._once, self._plan
+        once, plan = self._once, self.plan
         await once._ready()
         id, _ = once._jobs.locate(plan.settings.name, key, plan.scope, None)
         return await once._runner.look(id)
 
     async def _run_handler(self, effect: RunHandler, entry: Entry) -> None:
-        plan, call = self._plan, self._call
+        plan, call = self.plan, self._call
 
         async def body(attempt: AsyncAttempt) -> Any:
             tries = call.begin(entry, attempt, effect.tries_before, plan)

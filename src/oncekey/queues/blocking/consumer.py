@@ -48,7 +48,12 @@ class Consumer(ConsumerBase):
         self._once = once
         self._broker = broker
         self._stopping = threading.Event()
-        self._changed = threading.Condition()  # guards the work in hand, the slots and the store
+        # The lock guards the work in hand, the slots and whether the store is up. Each kind of
+        # waiter has a condition of its own, so that a freed slot does not wake every thread.
+        self._lock = threading.Lock()
+        self._slot_free = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._store_back = threading.Condition(self._lock)
         self._slots = self.settings.concurrency
         self._store_is_up = True
         self._ready: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
@@ -60,6 +65,9 @@ class Consumer(ConsumerBase):
         """Take no more messages, give back those whose handlers have not begun, and let `run`
         return when the others are done, after `stop_timeout` at the latest."""
         self._stopping.set()
+        interrupt = getattr(self._broker, "interrupt", None)
+        if interrupt is not None:
+            interrupt()
 
     def handle(self, message: Message) -> Disposition:
         """Handle one message that somebody else has received; the caller does with it what the
@@ -100,25 +108,25 @@ class Consumer(ConsumerBase):
     @contextmanager
     def _slot(self) -> Iterator[None]:
         """Wait for one of the `concurrency` slots; raises ConsumerStops if the consumer stops."""
-        with self._changed:
+        with self._lock:
             while not self._slots and not self._stopping.is_set():
-                self._changed.wait()
+                self._slot_free.wait()
             if self._stopping.is_set():
                 raise ConsumerStops("the consumer stops")
             self._slots -= 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._slots += 1
-                self._changed.notify_all()
+                self._slot_free.notify()
 
     # --- receiving ----------------------------------------------------------------------------
 
     def _receive(self, plan: ConsumerPlan, handler: MessageHandler) -> None:
         most, pause = self.settings.batch_size, PAUSE_FIRST_S
         while not self._stopping.is_set():
-            with self._changed:
+            with self._lock:
                 free = most - len(self._hand) if self._store_is_up else 0
             try:
                 wait = RECEIVE_WAIT_S if free else 0.0
@@ -135,16 +143,18 @@ class Consumer(ConsumerBase):
                 self._wait_for_room(most, handler)
 
     def _take(self, messages: Sequence[Message], handler: MessageHandler) -> None:
-        with self._changed:
+        with self._lock:
             ready = self._hand.take(messages, time.monotonic())
         self._dispatch(ready, handler)
 
     def _dispatch(self, ready: Sequence[Entry], handler: MessageHandler) -> None:
+        ahead = self._claims_ahead(handler.plan)
+        if ahead and len(ready) > 1:
+            handler.claim_all(ready)
         for entry in ready:
             self._ready.put(entry)
-        plan = handler._plan
-        most = self.settings.batch_size if self._claims_ahead(plan) else self.settings.concurrency
-        with self._changed:
+        most = self.settings.batch_size if ahead else self.settings.concurrency
+        with self._lock:
             missing = min(most, len(self._hand)) - len(self._workers)
             for _ in range(missing):
                 worker = threading.Thread(
@@ -156,17 +166,17 @@ class Consumer(ConsumerBase):
     def _wait_for_room(self, most: int, handler: MessageHandler) -> None:
         """Wait until messages can be taken again: one in hand was settled, or the store is back."""
         if self._store_is_up:
-            with self._changed:
+            with self._lock:
                 if len(self._hand) >= most and not self._stopping.is_set():
-                    self._changed.wait(_FULL_WAIT_S)
+                    self._room.wait(_FULL_WAIT_S)
             return
         pause = PAUSE_FIRST_S
         while not self._stopping.wait(pause):
             if handler.check_store():
                 _log.warning("consumer %s: the store answers again", self.name)
-                with self._changed:
+                with self._lock:
                     self._store_is_up = True
-                    self._changed.notify_all()
+                    self._store_back.notify_all()
                 return
             with suppress(BrokerUnavailable):
                 self._broker.receive(0, 0.0, 0.0)
@@ -180,15 +190,17 @@ class Consumer(ConsumerBase):
             if entry is None:
                 return
             disposition = self._handle(began(entry), handler)
-            with self._changed:
+            with self._lock:
                 settled, ready = self._hand.end(entry, disposition)
-                self._changed.notify_all()
+                self._room.notify()
             self._done.put(settled)
             for follower in ready:
                 self._ready.put(follower)
 
     def _handle(self, entry: Entry, handler: MessageHandler) -> Disposition:
-        while not self._stopping.is_set():
+        # A key that was claimed already is handled also while the consumer stops: its handler is
+        # not called then, and the key is free again.
+        while entry.claimed is not None or not self._stopping.is_set():
             try:
                 disposition = handler.handle(entry)
             except BaseException as error:  # a handler that raised SystemExit, for example
@@ -203,16 +215,17 @@ class Consumer(ConsumerBase):
     def _wait_for_store(self, disposition: Disposition) -> None:
         """Keep the message in hand until the store answers: given back, it would be delivered at
         once, and each delivery counts."""
-        with self._changed:
+        with self._lock:
             if self._store_is_up:
                 self._store_is_up = False
+                self._room.notify()
                 _log.warning(
                     "consumer %s: %s; no message is taken until it answers",
                     self.name,
                     disposition.reason,
                 )
             while not self._store_is_up and not self._stopping.is_set():
-                self._changed.wait(_FULL_WAIT_S)
+                self._store_back.wait(_FULL_WAIT_S)
 
     # --- settling -----------------------------------------------------------------------------
 
@@ -229,7 +242,7 @@ class Consumer(ConsumerBase):
                 now = time.monotonic()
                 if now >= due:
                     due = now + every
-                    with self._changed:
+                    with self._lock:
                         messages = self._to_extend(plan, now)
                     if messages:
                         self._broker_call(self._broker.extend, messages, plan.lease_s)
@@ -262,10 +275,11 @@ class Consumer(ConsumerBase):
     def _end(self, settler: threading.Thread) -> None:
         self._stopping.set()
         until = time.monotonic() + self.settings.stop_timeout_s
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            self._slot_free.notify_all()
+            self._store_back.notify_all()
             while len(self._hand) and (left := until - time.monotonic()) > 0:
-                self._changed.wait(left)
+                self._room.wait(left)
             if len(self._hand):
                 _log.warning(
                     "consumer %s: %d handlers still run after %s; their messages stay unsettled",

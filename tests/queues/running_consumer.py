@@ -1,0 +1,115 @@
+"""A consumer that runs in the background of a test, in threads or in tasks, on the memory broker.
+
+Handlers are plain functions; for a consumer in tasks they run in threads, so that a test can hold
+them with the same barriers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from oncekey import AsyncOnce, Once
+from oncekey.queues.aio.consumer import AsyncConsumer
+from oncekey.queues.blocking.consumer import Consumer
+from oncekey.queues.memory_broker import AsyncMemoryBroker, MemoryBroker
+from oncekey.queues.queue_message import Message
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing.faulty_store import AsyncFaultyStore, FaultyStore
+
+PATIENCE_S = 20.0
+
+
+class RunningConsumer:
+    """One consumer and its store. `down` switches the store off and on."""
+
+    def __init__(self, kind: str, queue: MemoryBroker) -> None:
+        self.kind = kind
+        self.queue = queue
+        self.consumer: Any = None
+        self.store: Any = None
+        self.error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started = threading.Event()
+
+    def start(
+        self, handler: Callable[..., Any], *, broker: Any = None, **options: Any
+    ) -> RunningConsumer:
+        options = {"name": "shipping", "key": "json:$.id", **options}
+        run = self._in_threads if self.kind == "threads" else self._in_tasks
+        thread = threading.Thread(target=run, args=(handler, broker, options), daemon=True)
+        self._thread = thread
+        thread.start()
+        assert self._started.wait(PATIENCE_S)
+        return self
+
+    def stop(self) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # its loop has ended already
+                self._loop.call_soon_threadsafe(self.consumer.stop)
+        else:
+            self.consumer.stop()
+
+    def join(self) -> None:
+        assert self._thread is not None
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the consumer did not end"
+
+    def commands(self, kind: str) -> int:
+        """How many commands of this kind the store was sent."""
+        kinds: list[str] = self.store.kinds()
+        return kinds.count(kind)
+
+    def _in_threads(self, handler: Callable[..., Any], broker: Any, options: Any) -> None:
+        self.store = FaultyStore(MemoryStore(), {}, immediate=False)
+        with Once(self.store) as once:
+            self.consumer = Consumer(once, broker or self.queue, handler, **options)
+            self._started.set()
+            try:
+                self.consumer.run()
+            except BaseException as error:
+                self.error = error
+
+    def _in_tasks(self, handler: Callable[..., Any], broker: Any, options: Any) -> None:
+        async def handle(message: Message) -> Any:
+            return await asyncio.to_thread(handler, message)
+
+        async def main() -> None:
+            self._loop = asyncio.get_running_loop()
+            self.store = AsyncFaultyStore(AsyncMemoryStore(), {}, immediate=False)
+            async with AsyncOnce(self.store) as once:
+                queue = broker or self.queue
+                self.consumer = AsyncConsumer(once, AsyncMemoryBroker(queue), handle, **options)
+                self._started.set()
+                try:
+                    await self.consumer.run()
+                except BaseException as error:
+                    self.error = error
+
+        asyncio.run(main())
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    """Wait for something that will be so, and fail if it is not."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.005)):
+        if is_so():
+            return
+        pause.wait(0.005)
+    raise AssertionError(f"not within {PATIENCE_S:g} s: {what}")
+
+
+@contextmanager
+def running(kind: str, queue: MemoryBroker) -> Iterator[RunningConsumer]:
+    """A consumer that is stopped at the end, whatever happened."""
+    made = RunningConsumer(kind, queue)
+    try:
+        yield made
+    finally:
+        if made.consumer is not None:
+            made.stop()
+            made.join()
