@@ -2,6 +2,7 @@
 
 There are `Postgres`, `PgBouncer` in front of one, and `Proxy`, which breaks connections on demand.
 `RedisServer`, `RedisCluster` and `RedisSentinel` are Valkey by default; `EtcdCluster` is etcd.
+`SqsServer` is an emulator: Amazon's queues cannot be had.
 `Uvicorn`, `Hypercorn`, `Granian` and `Gunicorn` serve apps. A server that is not installed and
 cannot be fetched raises `ServerMissing`; `require` turns that into a skip or a failure.
 """
@@ -19,6 +20,7 @@ from tests.support.servers.redis_cluster import RedisCluster
 from tests.support.servers.redis_sentinel import RedisSentinel
 from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
+from tests.support.servers.sqs_server import SqsServer
 
 __all__ = [
     "EtcdCluster",
@@ -35,6 +37,7 @@ __all__ = [
     "RedisServer",
     "ServerFailed",
     "ServerMissing",
+    "SqsServer",
     "Uvicorn",
     "find_postgres",
     "pick_postgres",

@@ -1,0 +1,156 @@
+"""Dead letters and parked messages as SendMessage takes them: the message, and what happened to it.
+
+SQS allows ten attributes and a largest size, body and attributes together. The message itself goes
+unchanged whatever happens; what oncekey adds gives way:
+
+    four attributes are free          oncekey-error, -fence, -tries and -source (the queue's ARN,
+                                      since several queues may share one dead-letter queue)
+    one is free                       the attribute `oncekey`, JSON of the same headers
+    none is free                      nothing is added: the error is in the store
+    the message leaves little room    the error is shortened, then left out, then all but the fence
+
+A letter that is moved back has `oncekey-redrive` too, in the same way. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from oncekey.queues.disposition import DeadLetter, Disposition
+from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import (
+    ERROR_HEADER,
+    FENCE_HEADER,
+    HEADERS,
+    REDRIVE_HEADER,
+    headers_of,
+)
+from oncekey.queues.sqs.sqs_calls import BATCH_MAX
+from oncekey.queues.sqs.sqs_message import PACKED_ATTRIBUTE, attributes_of, is_fifo
+
+ATTRIBUTES_MAX: Final = 10
+SOURCE_HEADER: Final = "oncekey-source"
+# What SQS tells of a message that it has moved to the dead-letter queue itself.
+_SOURCE_ATTRIBUTE: Final = "DeadLetterQueueSourceArn"
+_MARKS: Final = (*HEADERS, SOURCE_HEADER)
+_OURS: Final = frozenset((*_MARKS, PACKED_ATTRIBUTE))
+_TEXT: Final = "String"
+_SHORTEST_ERROR_CHARS: Final = 20
+
+Entry = dict[str, Any]
+
+
+def letter_entry(message: Message, disposition: Disposition, source: str, max_bytes: int) -> Entry:
+    """Return the entry of SendMessageBatch that puts a message into another queue.
+
+    `source` is the ARN of its own queue, and `max_bytes` what the other one allows for a message.
+    """
+    letter = disposition.dead_letter or DeadLetter(disposition.reason)
+    marks = {**headers_of(letter), SOURCE_HEADER: source}
+    return _entry(message, marks, FENCE_HEADER, max_bytes)
+
+
+def redrive_entry(letter: Message, id: str, max_bytes: int) -> Entry | None:
+    """Return the entry that puts a dead letter back into its queue; None if the letter has no room
+    for the header that says so, without which it would be a dead letter again at once."""
+    marks = {name: letter.headers[name] for name in _MARKS if name in letter.headers}
+    entry = _entry(letter, {**marks, REDRIVE_HEADER: id}, REDRIVE_HEADER, max_bytes)
+    return entry if has_marks(entry) else None
+
+
+def source_of(letter: Message) -> str:
+    """Return the ARN of the queue that a dead letter comes from, or "" if it does not tell."""
+    by_sqs = letter.raw.get("Attributes", {}).get(_SOURCE_ATTRIBUTE, "")
+    return letter.headers.get(SOURCE_HEADER, "") or str(by_sqs)
+
+
+def _entry(message: Message, marks: Mapping[str, str], needed: str, max_bytes: int) -> Entry:
+    own = {
+        name: attribute
+        for name, attribute in attributes_of(message).items()
+        if name.lower() not in _OURS
+    }
+    entry: Entry = {"MessageBody": message.text}
+    room = max_bytes - len(message.body) - _bytes_of(own)
+    attributes = {**own, **_added(marks, needed, ATTRIBUTES_MAX - len(own), room)}
+    if attributes:
+        entry["MessageAttributes"] = attributes
+    if is_fifo(message.queue):
+        entry["MessageGroupId"] = message.order_group or message.delivery_id
+        # A consumer that is killed before it removes the message sends the same entry again.
+        entry["MessageDeduplicationId"] = message.delivery_id
+    return entry
+
+
+def in_sizes(entries: list[Entry], max_bytes: int) -> Iterator[list[int]]:
+    """Yield the positions of entries that fit into one call: SQS limits a whole batch as it limits
+    one message."""
+    batch: list[int] = []
+    size = 0
+    for position, entry in enumerate(entries):
+        bytes_ = len(entry["MessageBody"].encode()) + _bytes_of(entry.get("MessageAttributes", {}))
+        if batch and (size + bytes_ > max_bytes or len(batch) == BATCH_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(position)
+        size += bytes_
+    if batch:
+        yield batch
+
+
+def has_marks(entry: Entry) -> bool:
+    """True if the entry tells why it was sent."""
+    return any(name.lower() in _OURS for name in entry.get("MessageAttributes", {}))
+
+
+def _added(
+    marks: Mapping[str, str], needed: str, free: int, room: int
+) -> dict[str, dict[str, str]]:
+    """Return the attributes for as many of the marks as there is room for."""
+    for fewer in _shortened(marks, needed):
+        added = _attributes(fewer, free)
+        if added and _bytes_of(added) <= room:
+            return added
+    return {}
+
+
+def _shortened(marks: Mapping[str, str], needed: str) -> Iterator[dict[str, str]]:
+    """Yield the marks, then less and less of them, and last the one that is needed."""
+    error = _allowed(marks.get(ERROR_HEADER, ""))
+    rest = {name: value for name, value in marks.items() if name != ERROR_HEADER}
+    while len(error) > _SHORTEST_ERROR_CHARS:
+        yield {ERROR_HEADER: error, **rest}
+        error = error[: len(error) // 2]
+    if error:
+        yield {ERROR_HEADER: error, **rest}
+    yield rest
+    if needed in rest:
+        yield {needed: rest[needed]}
+
+
+def _attributes(headers: Mapping[str, str], free: int) -> dict[str, dict[str, str]]:
+    if free >= len(headers):
+        return {name: _attribute(value) for name, value in headers.items()}
+    if free >= 1:
+        return {PACKED_ATTRIBUTE: _attribute(json.dumps(dict(headers)))}
+    return {}
+
+
+def _attribute(value: str) -> dict[str, str]:
+    return {"DataType": _TEXT, "StringValue": value}
+
+
+def _allowed(text: str) -> str:
+    """Return the text without characters that SQS refuses."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _bytes_of(attributes: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the size that SQS counts for attributes: names, types and values."""
+    return sum(
+        len(name.encode())
+        + sum(len(part.encode() if isinstance(part, str) else part) for part in one.values())
+        for name, one in attributes.items()
+    )

@@ -1,0 +1,395 @@
+"""Consumers that kill themselves at every point of a message's way, on any broker.
+
+python -m tests.queues.consumer_kills <module:class> <arguments> <store url> <kind> <folder> <what>
+
+A broker takes part by a class that is a `QueueUnderTest`; `kill_everywhere` and `storm` run this
+module with it, in a process of its own that imports everything once and then only forks: for each
+kill point a child that sends messages to a queue of its own and consumes them until it kills itself
+with SIGKILL, and then a child that consumes what is left. The parent never uses a broker's client,
+because most do not survive a fork.
+
+The handler's effect is a line in a file, written before anything else can happen, with the child
+key that a service would deduplicate it by. Arguments and results are JSON. consumer_storm.py has
+the random kills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from tests.fault.killed_store_worker import names_of
+
+from oncekey import AsyncOnce, Once, Policy
+from oncekey.engine.store_urls import async_store, blocking_store
+from oncekey.queues.disposition import Kind
+
+ROOT: Final = Path(__file__).parents[2]
+MESSAGES: Final = 6
+CONCURRENCY: Final = 2
+LEASE: Final = "3s"
+# A kill comes before or after each of these; "receive" is one that has brought messages.
+POINTS: Final = (
+    "after receive",
+    "before Claim",
+    "after Claim",
+    "before effect",
+    "after effect",
+    "before Finish",
+    "after Finish",
+    "before settle",
+    "after settle",
+)
+# At these points no effect has happened yet.
+WITHOUT_EFFECT: Final = ("after receive", "before Claim", "after Claim")
+DRAIN_SECONDS: Final = 50
+_NOT_DRAINED: Final = 3
+_POLL_SECONDS: Final = 0.25  # a slow emulator has more to do than to be asked
+
+
+class QueueUnderTest(Protocol):
+    """What a broker's tests give to this harness. A process makes its own object of it, with the
+    arguments that the test gave; every method may be called in another process."""
+
+    def __init__(self, **arguments: Any) -> None: ...
+
+    def send(self, queue: str, bodies: Sequence[str]) -> None:
+        """Create the queue and all that belongs to it if it is missing, and send messages."""
+
+    def consumer(self, once: Once, queue: str, handler: Callable[..., Any], **options: Any) -> Any:
+        """Return a consumer with these options (name, key, ...)."""
+
+    def async_consumer(
+        self, once: AsyncOnce, queue: str, handler: Callable[..., Any], **options: Any
+    ) -> Any:
+        """Return an async one. A broker without it has no tests of the kind "async"."""
+
+    def is_drained(self, queue: str) -> bool:
+        """True if nothing of the queue is left to be consumed, neither waiting nor held."""
+
+
+class Effect(NamedTuple):
+    """One execution of a handler."""
+
+    order: str
+    child_key: str
+
+
+class KillResult(NamedTuple):
+    """What one kill point led to: how both children ended, and every effect there was."""
+
+    killed: int
+    drained: int
+    effects: list[Effect]
+
+    def check(self, point: str, messages: int = MESSAGES) -> None:
+        """Check that each message had its effect: once, or once more if the kill came after the
+        effect of this or another message of the batch and before its finish. A service deduplicates
+        that by the child key (I1, I4, I10)."""
+        assert self.killed == -signal.SIGKILL, f"{point}: ended with {self.killed}"
+        assert self.drained == 0, f"{point}: the queue is not empty, or the consumer failed"
+        counts = Counter(effect.order for effect in self.effects)
+        assert set(counts) == {str(number) for number in range(messages)}, f"{point}: lost"
+        assert len(set(self.effects)) == messages, f"{point}: two child keys for one message"
+        most = 1 if point in WITHOUT_EFFECT else 2
+        assert max(counts.values()) <= most, f"{point}: {counts}"
+
+
+def kill_everywhere(
+    queue_class: type[QueueUnderTest],
+    arguments: dict[str, Any],
+    store: str,
+    directory: Path,
+    *,
+    kind: str = "sync",
+    points: Sequence[str] = POINTS,
+    seconds: float = 120,
+) -> dict[str, KillResult]:
+    """Kill a consumer at each point, and let another one finish; `kind` is sync or async."""
+    found = run_harness(queue_class, arguments, store, kind, directory, list(points), seconds)
+    return {
+        point: KillResult(killed, drained, [Effect(*effect) for effect in effects])
+        for point, (killed, drained, effects) in found.items()
+    }
+
+
+def run_harness(
+    queue_class: type[QueueUnderTest],
+    arguments: dict[str, Any],
+    store: str,
+    kind: str,
+    directory: Path,
+    what: Any,
+    seconds: float,
+    module: str = "tests.queues.consumer_kills",
+) -> Any:
+    """Run this module, or consumer_storm, with a queue; return what it printed."""
+    name = f"{queue_class.__module__}:{queue_class.__qualname__}"
+    given = [name, json.dumps(arguments), store, kind, str(directory), json.dumps(what)]
+    done = subprocess.run(
+        [sys.executable, "-m", module, *given],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == 0, done.stderr
+    if done.stderr:
+        sys.stderr.write(done.stderr[-5_000:])
+    return json.loads(done.stdout)
+
+
+# --- in the harness's own process -----------------------------------------------------------------
+
+
+class KillSwitch:
+    """Kills this process at the first time that it comes to a point; never if the point is ""."""
+
+    def __init__(self, point: str = "") -> None:
+        self._point = point
+
+    def at(self, point: str) -> None:
+        if point == self._point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Work(NamedTuple):
+    """What every child is made from."""
+
+    queues: QueueUnderTest
+    store: str
+    kind: str
+    directory: Path
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> Work:
+        name, given, store, kind, directory = arguments[:5]
+        module, _, attribute = name.partition(":")
+        queues = getattr(import_module(module), attribute)(**json.loads(given))
+        return cls(queues, store, kind, Path(directory))
+
+    def effects_of(self, queue: str) -> list[list[str]]:
+        path = self.directory / queue
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def consume(self, queue: str, switch: KillSwitch, **options: Any) -> None:
+        """Consume a queue until nothing is left of it, or until the switch kills this process."""
+        options = {
+            "name": "shipping",
+            "key": "json:$.order",
+            "concurrency": CONCURRENCY,
+            "retry_safe": True,
+            "backoff": "100ms",
+            **options,
+        }
+        path = self.directory / queue
+        if self.kind == "async":
+            asyncio.run(self._consume_async(queue, switch, path, options))
+            return
+        once = Once(kill_in_store(blocking_store(self.store), switch), policy=Policy(lease=LEASE))
+        handler = functools.partial(effect, path, switch)
+        consumer = self.queues.consumer(once, queue, _with_attempt(handler), **options)
+        kill_in_broker(consumer._broker, switch)
+        _end_when(functools.partial(self.queues.is_drained, queue))
+        consumer.run()
+
+    async def _consume_async(
+        self, queue: str, switch: KillSwitch, path: Path, options: dict[str, Any]
+    ) -> None:
+        store = kill_in_async_store(async_store(self.store), switch)
+        once = AsyncOnce(store, policy=Policy(lease=LEASE))
+
+        async def handler(message: Any, attempt: Any) -> None:
+            effect(path, switch, message, attempt)
+
+        consumer = self.queues.async_consumer(once, queue, handler, **options)
+        kill_in_async_broker(consumer._broker, switch)
+        _end_when(functools.partial(self.queues.is_drained, queue))
+        await consumer.run()
+
+
+def _with_attempt(handler: Callable[..., Any]) -> Callable[..., Any]:
+    def handle(message: Any, attempt: Any) -> None:
+        handler(message, attempt)
+
+    return handle
+
+
+def effect(path: Path, switch: KillSwitch, message: Any, attempt: Any) -> None:
+    """The effect on the outside world: a line that is written in one call, as a service has it."""
+    switch.at("before effect")
+    line = f"{message.json()['order']} {attempt.child_key('ship')}\n"
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(file, line.encode())
+    os.close(file)
+    switch.at("after effect")
+
+
+def _end_when(is_drained: Callable[[], bool]) -> None:
+    """End this process from a thread when its queue is drained, or when that takes too long. An
+    orderly stop would wait for the end of a long poll; other tests are about that."""
+
+    def watch() -> None:
+        end = time.monotonic() + DRAIN_SECONDS
+        while not is_drained():
+            if time.monotonic() > end:
+                os._exit(_NOT_DRAINED)
+            time.sleep(_POLL_SECONDS)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# --- where it is killed ---------------------------------------------------------------------------
+
+
+def _verbs(commands: Sequence[Any]) -> list[str]:
+    return names_of(commands).split("+")
+
+
+def kill_in_store(store: Any, switch: KillSwitch) -> Any:
+    """Have a store kill its process before or after it applies a claim or a finish."""
+    apply = store.apply
+
+    def killing_apply(commands: Sequence[Any], /) -> Any:
+        verbs = _verbs(commands)
+        for verb in verbs:
+            switch.at(f"before {verb}")
+        replies = apply(commands)
+        for verb in verbs:
+            switch.at(f"after {verb}")
+        return replies
+
+    store.apply = killing_apply
+    return store
+
+
+def kill_in_async_store(store: Any, switch: KillSwitch) -> Any:
+    apply = store.apply
+
+    async def killing_apply(commands: Sequence[Any], /) -> Any:
+        verbs = _verbs(commands)
+        for verb in verbs:
+            switch.at(f"before {verb}")
+        replies = await apply(commands)
+        for verb in verbs:
+            switch.at(f"after {verb}")
+        return replies
+
+    store.apply = killing_apply
+    return store
+
+
+def _removes(settled: Sequence[Any]) -> bool:
+    return any(disposition.kind is Kind.REMOVE for _, disposition in settled)
+
+
+def kill_in_broker(broker: Any, switch: KillSwitch) -> None:
+    """Have a broker kill its process when it has messages, and around the removal of some."""
+    receive, settle = broker.receive, broker.settle
+
+    def killing_receive(most: int, wait: float, lease: float) -> Any:
+        messages = receive(most, wait, lease)
+        if messages:
+            switch.at("after receive")
+        return messages
+
+    def killing_settle(settled: Sequence[Any]) -> None:
+        if _removes(settled):
+            switch.at("before settle")
+        settle(settled)
+        if _removes(settled):
+            switch.at("after settle")
+
+    broker.receive, broker.settle = killing_receive, killing_settle
+
+
+def kill_in_async_broker(broker: Any, switch: KillSwitch) -> None:
+    receive, settle = broker.receive, broker.settle
+
+    async def killing_receive(most: int, wait: float, lease: float) -> Any:
+        messages = await receive(most, wait, lease)
+        if messages:
+            switch.at("after receive")
+        return messages
+
+    async def killing_settle(settled: Sequence[Any]) -> None:
+        if _removes(settled):
+            switch.at("before settle")
+        await settle(settled)
+        if _removes(settled):
+            switch.at("after settle")
+
+    broker.receive, broker.settle = killing_receive, killing_settle
+
+
+# --- children -------------------------------------------------------------------------------------
+
+
+def fork(run: Callable[[], object]) -> int:
+    """Run it in a forked child, which ends with 0, or with 1 and its traceback if it raises."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            run()
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return pid
+
+
+def wait_for(pid: int) -> int:
+    """Wait for a child and return its exit code, which is negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _body(number: int) -> str:
+    return json.dumps({"order": number})
+
+
+def _main(arguments: Sequence[str]) -> None:
+    work, points = Work.of(arguments), json.loads(arguments[5])
+    queues = {
+        point: f"kill-{work.kind}-{point.replace(' ', '-')}-{os.getpid()}" for point in points
+    }
+    bodies = [_body(number) for number in range(MESSAGES)]
+    # All points at once: most of the time passes while the leases of killed consumers end.
+    senders = [fork(functools.partial(work.queues.send, q, bodies)) for q in queues.values()]
+    assert [wait_for(pid) for pid in senders] == [0] * len(senders)
+    killed = {
+        point: fork(functools.partial(work.consume, queue, KillSwitch(point)))
+        for point, queue in queues.items()
+    }
+    killed_codes = {point: wait_for(pid) for point, pid in killed.items()}
+    drains = {
+        point: fork(functools.partial(work.consume, queue, KillSwitch()))
+        for point, queue in queues.items()
+    }
+    drain_codes = {point: wait_for(pid) for point, pid in drains.items()}
+    results = {
+        point: (killed_codes[point], drain_codes[point], work.effects_of(queue))
+        for point, queue in queues.items()
+    }
+    sys.stdout.write(json.dumps(results))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -1,0 +1,56 @@
+"""SQS for the kill harness: queues on the emulated server of a test run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import boto3
+from aiobotocore.session import get_session
+
+from oncekey import AsyncOnce, Once
+from oncekey.queues.sqs import AsyncSQSConsumer, SQSConsumer
+
+COUNTS = ("", "NotVisible", "Delayed")
+
+
+class SqsQueues:
+    """A `QueueUnderTest`; its one argument is what a client needs to reach the server."""
+
+    def __init__(self, client: dict[str, str]) -> None:
+        self._options = client
+        # To make a client is slow, and it connects at its first call: forks make use of this one.
+        self._client = boto3.client("sqs", **client)
+        self._session = get_session()
+
+    def send(self, queue: str, bodies: Sequence[str]) -> None:
+        dead = self._client.create_queue(QueueName=f"{queue}-dead")["QueueUrl"]
+        policy = {"deadLetterTargetArn": self._attributes(dead)["QueueArn"], "maxReceiveCount": 100}
+        made = self._client.create_queue(
+            QueueName=queue, Attributes={"RedrivePolicy": json.dumps(policy)}
+        )
+        for start in range(0, len(bodies), 10):
+            batch = bodies[start : start + 10]
+            entries = [{"Id": str(n), "MessageBody": body} for n, body in enumerate(batch)]
+            self._client.send_message_batch(QueueUrl=made["QueueUrl"], Entries=entries)
+
+    def consumer(
+        self, once: Once, queue: str, handler: Callable[..., Any], **options: Any
+    ) -> SQSConsumer:
+        return SQSConsumer(once, handler, queue, client=self._client, **options)
+
+    def async_consumer(
+        self, once: AsyncOnce, queue: str, handler: Callable[..., Any], **options: Any
+    ) -> AsyncSQSConsumer:
+        client = self._session.create_client("sqs", **self._options)
+        return AsyncSQSConsumer(once, handler, queue, client=client, **options)
+
+    def is_drained(self, queue: str) -> bool:
+        url = self._client.get_queue_url(QueueName=queue)["QueueUrl"]
+        found = self._attributes(url)
+        return not any(int(found[f"ApproximateNumberOfMessages{kind}"]) for kind in COUNTS)
+
+    def _attributes(self, url: str) -> dict[str, str]:
+        answer = self._client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
+        return dict(answer["Attributes"])
