@@ -154,3 +154,11 @@ def shared_by_all(error: Exception) -> bool:
     one command, and the others of the batch must not fail with it.
     """
     return isinstance(error, StoreUnavailable)
+
+
+def unavailable(reply: ReplyOrError | None) -> Reply | StoreUnavailable:
+    """A reply as it is; any error of the store as one of this kind."""
+    assert reply is not None
+    if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
+        return StoreUnavailable(f"{type(reply).__name__}: {reply}")
+    return reply

@@ -50,7 +50,6 @@ from oncekey.engine.aio.loop_state import (
 from oncekey.engine.aio.shared_claims import send_at_once
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import Outcomes, pack
-from oncekey.engine.batch import Sent
 from oncekey.engine.clock import new_owner
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.context import leave as leave_body
@@ -126,9 +125,9 @@ class AsyncDriver(RunnerBase):
         claim, state, send_now = job.claim, progress.loop_state, self._send_now
         assert state is not None
         shared = state.shared
-        sent: Sent | None = None
+        sent = progress.sent
         try:
-            if shared.leads(claim):
+            if sent is None and shared.leads(claim):
                 # Nothing waits here if it need not: awaiting costs as much as the store.
                 sent = send_now(claim) if send_now else await state.send(claim, progress.abandon)
                 shared.duplicates.replied(claim, sent[0])

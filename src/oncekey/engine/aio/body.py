@@ -19,6 +19,7 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import UNSTARTED, BodyNotRun, not_run, pack
+from oncekey.engine.batch import Sent
 from oncekey.engine.body_check import warn_blocking
 from oncekey.engine.clock import Clock
 from oncekey.engine.context import enter, entered
@@ -44,6 +45,7 @@ class AsyncProgress(Progress):
     flow            the attempt flow, once it was begun
     is_abandoned    its caller has left
     is_early        its outcome was given before the body's end, by `finish_early`
+    sent            the reply to its claim, if that was sent with others before
     waited          its body has waited for anything
     was_cancelled   a cancellation came that was not raised, since this was reset
     """
@@ -55,6 +57,7 @@ class AsyncProgress(Progress):
         "is_abandoned",
         "is_early",
         "loop_state",
+        "sent",
         "waited",
         "was_cancelled",
     )
@@ -69,6 +72,7 @@ class AsyncProgress(Progress):
         self.flow: Flow | None = None
         self.is_abandoned = False
         self.is_early = False
+        self.sent: Sent | None = None
         self.waited = False
         self.was_cancelled = False
 

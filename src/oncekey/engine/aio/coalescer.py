@@ -28,6 +28,7 @@ from oncekey.engine.batch import (
     batch_size,
     check_replies,
     shared_by_all,
+    unavailable,
 )
 from oncekey.engine.clock import SystemClock
 from oncekey.engine.event_bus import EventBus
@@ -108,6 +109,16 @@ class AsyncCoalescer:
         if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
             raise reply
         return reply, ticket.sent_at
+
+    async def apply_many(self, commands: Sequence[Command]) -> list[Sent]:
+        """Apply several commands of one caller, in batches of their own beside those in flight.
+        Whatever the store raised, it counts as unavailable for that command."""
+        tickets = [_Ticket(command, None) for command in commands]
+        queue = Queue(list(tickets))
+        while queue:
+            batch, queue = queue.split(self._limits.count, self._limits.size)
+            await self._send(batch)
+        return [(unavailable(ticket.reply), ticket.sent_at) for ticket in tickets]
 
     async def _wait_for_reply(self, ticket: _Ticket, interrupted: Callable[[], None]) -> None:
         """Wait on, after an interruption, however often the caller is cancelled."""

@@ -10,6 +10,7 @@ The effects of the flow are performed in attempt_driver.py.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
@@ -31,6 +32,7 @@ from oncekey.engine.aio.loop_state import (
     drain_others,
     start_task,
 )
+from oncekey.engine.batch import Sent
 from oncekey.engine.jobs import Job
 from oncekey.engine.results import Result, conclude
 from oncekey.engine.runner_base import (
@@ -56,13 +58,20 @@ class AsyncRunner(AsyncDriver):
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    async def run(self, job: Job, body: AsyncBody[T]) -> Result[T]:
-        """Run a job to its end: its result, or the error to raise."""
+    async def claim_many(self, jobs: Sequence[Job]) -> list[Sent]:
+        """Claim the keys of several jobs in batches of their own. Each job must then be run, with
+        the reply to its claim; so this must not be cancelled."""
+        return await self.loop_state().coalescer.apply_many([job.claim for job in jobs])
+
+    async def run(self, job: Job, body: AsyncBody[T], sent: Sent | None = None) -> Result[T]:
+        """Run a job to its end: its result, or the error to raise. `sent` is the reply to its claim
+        if `claim_many` has sent it."""
         if self._transaction is not None:
             return await self._run_in_callers_transaction(job, body)
         loop = asyncio.get_running_loop()
         state = self._loop_states.get(loop) or self._make_loop_state(loop)
         progress = AsyncProgress(state, job)
+        progress.sent = sent
         # A task of its own, which outlives a cancelled caller: only this future is cancelled with
         # the caller, never the task.
         done: Ended = loop.create_future()

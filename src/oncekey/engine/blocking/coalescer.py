@@ -30,6 +30,7 @@ from oncekey.engine.batch import (
     check_replies,
     shared_by_all,
     size_of,
+    unavailable,
 )
 from oncekey.engine.clock import SystemClock
 from oncekey.engine.event_bus import EventBus
@@ -142,7 +143,7 @@ class Coalescer:
             batch, queue = queue.split(self._limits.count, self._limits.size)
             self._send(batch)
         at = self._now()
-        return [CommandResult(_unavailable(ticket.reply), ticket.sent_at, at) for ticket in tickets]
+        return [CommandResult(unavailable(ticket.reply), ticket.sent_at, at) for ticket in tickets]
 
     # --- a ticket -----------------------------------------------------------------------------
 
@@ -311,10 +312,3 @@ def _call(ticket: _Ticket) -> None:
         ticket.gate.release()
     except RuntimeError:
         pass  # it was called already, directly before an interruption
-
-
-def _unavailable(reply: ReplyOrError | None) -> Reply | StoreUnavailable:
-    assert reply is not None
-    if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
-        return StoreUnavailable(f"{type(reply).__name__}: {reply}")
-    return reply

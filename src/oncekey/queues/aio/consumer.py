@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from oncekey.engine.aio.once import AsyncOnce
@@ -33,6 +34,45 @@ _FULL_WAIT_S: Final = 0.5  # while no more messages may be taken, the broker is 
 _log = logging.getLogger("oncekey")
 
 
+class Slots:
+    """As many places as handlers may run; `async with` waits for one in turn."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.is_closed = False
+
+    async def __aenter__(self) -> None:
+        while not self._free and not self.is_closed:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self._wake()  # it may have been the one that was woken
+                raise
+        if self.is_closed:
+            raise ConsumerStops("the consumer stops")
+        self._free -= 1
+
+    async def __aexit__(self, *error: object) -> None:
+        self._free += 1
+        self._wake()
+
+    def close(self) -> None:
+        """Let nobody in any more: whoever waits gets ConsumerStops."""
+        self.is_closed = True
+        while self._waiters:
+            self._wake()
+
+    def _wake(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+
 class AsyncConsumer(ConsumerBase):
     """Consumes one queue in an event loop: see `Consumer`. `stop` must be called in the loop."""
 
@@ -43,19 +83,21 @@ class AsyncConsumer(ConsumerBase):
         self._once = once
         self._broker = broker
         self._stopping = asyncio.Event()
-        self._slots = asyncio.Semaphore(self.settings.concurrency)
+        self._slots = Slots(self.settings.concurrency)
+        self._ready: asyncio.Queue[Entry | None] = asyncio.Queue()
         self._room = asyncio.Event()
         self._store_is_up = asyncio.Event()
         self._store_is_up.set()
         self._done: list[Settled] = []
         self._has_done = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._workers: list[asyncio.Task[None]] = []
         self._error: BaseException | None = None
 
     def stop(self) -> None:
         """Take no more messages, give back those whose handlers have not begun, and let `run`
         return when the others are done, after `stop_timeout` at the latest."""
         self._stopping.set()
+        self._slots.close()
 
     async def handle(self, message: Message) -> Disposition:
         """Handle one message that somebody else has received; the caller does with it what the
@@ -69,11 +111,14 @@ class AsyncConsumer(ConsumerBase):
         try:
             plan = await self._start()
             handler = self._message_handler(plan, in_loop=True)
+            # Tasks of their own, which a cancellation of this one lets come to their end.
             settler = asyncio.create_task(self._settle(plan))
+            receiver = asyncio.create_task(self._receive(plan, handler))
             try:
-                await self._receive(plan, handler)
+                await asyncio.shield(receiver)
             finally:
-                await asyncio.shield(self._end(settler))
+                self.stop()
+                await asyncio.shield(self._end(receiver, settler))
         finally:
             self._is_running = False
         if self._error is not None:
@@ -87,17 +132,12 @@ class AsyncConsumer(ConsumerBase):
 
     def _message_handler(self, plan: ConsumerPlan, *, in_loop: bool = False) -> AsyncMessageHandler:
         run = self._inbox.run if self._inbox is not None else None
-        if not in_loop or not self._claims_ahead(plan):
+        if not in_loop:
             return AsyncMessageHandler(self._once, self._call, plan, run=run)
         return AsyncMessageHandler(self._once, self._call, plan, run=run, slot=self._slot)
 
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        """Wait for one of the `concurrency` slots; raises ConsumerStops if the consumer stops."""
-        async with self._slots:
-            if self._stopping.is_set():
-                raise ConsumerStops("the consumer stops")
-            yield
+    def _slot(self) -> Slots:
+        return self._slots
 
     # --- receiving ----------------------------------------------------------------------------
 
@@ -114,7 +154,7 @@ class AsyncConsumer(ConsumerBase):
                 continue
             pause = PAUSE_FIRST_S
             if messages:
-                self._begin_all(self._hand.take(messages, time.monotonic()), plan, handler)
+                await self._dispatch(self._hand.take(messages, time.monotonic()), handler)
             elif not free:
                 await self._wait_for_room(most, handler)
 
@@ -162,28 +202,30 @@ class AsyncConsumer(ConsumerBase):
 
     # --- working ------------------------------------------------------------------------------
 
-    def _begin_all(
-        self, ready: Sequence[Entry], plan: ConsumerPlan, handler: AsyncMessageHandler
-    ) -> None:
+    async def _dispatch(self, ready: Sequence[Entry], handler: AsyncMessageHandler) -> None:
+        ahead = self._claims_ahead(handler.plan)
+        if ahead and len(ready) > 1:
+            await handler.claim_all(ready)
         for entry in ready:
-            task = asyncio.get_running_loop().create_task(self._work(entry, plan, handler))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._ready.put_nowait(entry)
+        most = self.settings.batch_size if ahead else self.settings.concurrency
+        for _ in range(min(most, len(self._hand)) - len(self._workers)):
+            self._workers.append(asyncio.create_task(self._work(handler)))
 
-    async def _work(self, entry: Entry, plan: ConsumerPlan, handler: AsyncMessageHandler) -> None:
-        if self._claims_ahead(plan):
+    async def _work(self, handler: AsyncMessageHandler) -> None:
+        while (entry := await self._ready.get()) is not None:
             disposition = await self._handle(entry, handler)
-        else:
-            async with self._slots:
-                disposition = await self._handle(entry, handler)
-        settled, ready = self._hand.end(entry, disposition)
-        self._done += settled
-        self._has_done.set()
-        self._room.set()
-        self._begin_all(ready, plan, handler)
+            settled, ready = self._hand.end(entry, disposition)
+            self._done += settled
+            self._has_done.set()
+            self._room.set()
+            for follower in ready:
+                self._ready.put_nowait(follower)
 
     async def _handle(self, entry: Entry, handler: AsyncMessageHandler) -> Disposition:
-        while not self._stopping.is_set():
+        # A key that was claimed already is handled also while the consumer stops: its handler is
+        # not called then, and the key is free again.
+        while entry.claimed is not None or not self._stopping.is_set():
             try:
                 disposition = await handler.handle(began(entry))
             except BaseException as error:  # cancelled from outside, or the handler was
@@ -246,11 +288,13 @@ class AsyncConsumer(ConsumerBase):
 
     # --- the end ------------------------------------------------------------------------------
 
-    async def _end(self, settler: asyncio.Task[None]) -> None:
-        self._stopping.set()
-        self._has_done.set()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self.settings.stop_timeout_s)
+    async def _end(self, receiver: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
+        await asyncio.wait((receiver,))
+        self._store_is_up.set()
+        for _ in self._workers:
+            self._ready.put_nowait(None)
+        if self._workers:
+            await asyncio.wait(self._workers, timeout=self.settings.stop_timeout_s)
         if len(self._hand):
             _log.warning(
                 "consumer %s: %d handlers still run after %s; their messages stay unsettled",

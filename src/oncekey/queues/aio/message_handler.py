@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.key_status import status_of
+from oncekey.queues.claimed_delivery import ClaimBatch, ClaimedDelivery
 from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.delivery_flow import (
     DeliveryEffect,
@@ -41,13 +42,27 @@ class AsyncMessageHandler:
         self._once = once
         self._call = call
         self.plan = plan
-        self._run = run or once.run
+        self._run = run
         self._slot = slot
+
+    async def claim_all(self, entries: Sequence[Entry]) -> None:
+        """Claim the keys of several messages in one batch; each of them must then be handled."""
+        batch = ClaimBatch(self._once, self.plan, entries)
+        batch.claimed(await self._once._runner.claim_many(batch.jobs))
 
     async def handle(self, entry: Entry) -> Disposition:
         """What becomes of the message, once its outcome is durable."""
-        flow = delivery(entry.message, self.plan)
+        claimed, entry.claimed = entry.claimed, None
         result: object = None
+        if isinstance(claimed, ClaimedDelivery):
+            flow = claimed.flow
+            try:
+                body = self._body(claimed.effect, entry)
+                await self._once._runner.run(claimed.job, body, claimed.sent)
+            except Exception as error:
+                result = error
+        else:
+            flow = delivery(entry.message, self.plan)
         while True:
             try:
                 effect = flow.send(result)
@@ -89,7 +104,7 @@ class AsyncMessageHandler:
         id, _ = once._jobs.locate(plan.settings.name, key, plan.scope, None)
         return await once._runner.look(id)
 
-    async def _run_handler(self, effect: RunHandler, entry: Entry) -> None:
+    def _body(self, effect: RunHandler, entry: Entry) -> Callable[[AsyncAttempt], Any]:
         plan, call = self.plan, self._call
 
         async def body(attempt: AsyncAttempt) -> Any:
@@ -104,10 +119,15 @@ class AsyncMessageHandler:
                         raise
                     raise last from error
 
-        await self._run(
+        return body
+
+    async def _run_handler(self, effect: RunHandler, entry: Entry) -> None:
+        plan = self.plan
+        run = self._run or self._once.run
+        await run(
             plan.settings.name,
             effect.key,
-            body,
+            self._body(effect, entry),
             scope=plan.scope,
             request=effect.request,
             origin=plan.origin,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from oncekey.core.commands import Seen
 from oncekey.core.errors import OncekeyError, StoreUnavailable
-from oncekey.engine.batch import Sent
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
-from oncekey.engine.jobs import Job
 from oncekey.engine.key_status import status_of
+from oncekey.queues.claimed_delivery import ClaimBatch, ClaimedDelivery
 from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.delivery_flow import (
     DeliveryEffect,
@@ -26,16 +25,6 @@ from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.work_in_hand import Entry
 
 Slot = Callable[[], AbstractContextManager[object]]
-Flow = Generator[DeliveryEffect, Any, Disposition]
-
-
-class ClaimedDelivery(NamedTuple):
-    """A delivery whose key was claimed together with others: its flow so far, and the reply."""
-
-    flow: Flow
-    effect: RunHandler
-    job: Job
-    sent: Sent
 
 
 class MessageHandler:
@@ -58,23 +47,9 @@ class MessageHandler:
         self._slot = slot
 
     def claim_all(self, entries: Sequence[Entry]) -> None:
-        """Claim the keys of several messages in one batch; each of them must then be handled. A
-        message that is not of the usual kind is left to `handle`: it has no key, was moved back
-        from a dead-letter queue, has a twin among the others, or its outcome is known here."""
-        begun: dict[bytes, tuple[Entry, Flow, RunHandler, Job]] = {}
-        for entry in entries:
-            flow = delivery(entry.message, self.plan)
-            try:
-                effect = next(flow)
-            except StopIteration:
-                continue
-            job = self._new_job(effect) if isinstance(effect, RunHandler) else None
-            if job is not None and job.claim.id not in begun:
-                assert isinstance(effect, RunHandler)
-                begun[job.claim.id] = (entry, flow, effect, job)
-        replies = self._once._runner.claim_many([job for *_, job in begun.values()])
-        for (entry, flow, effect, job), sent in zip(begun.values(), replies, strict=True):
-            entry.claimed = ClaimedDelivery(flow, effect, job, sent)
+        """Claim the keys of several messages in one batch; each of them must then be handled."""
+        batch = ClaimBatch(self._once, self.plan, entries)
+        batch.claimed(self._once._runner.claim_many(batch.jobs))
 
     def handle(self, entry: Entry) -> Disposition:
         """What becomes of the message, once its outcome is durable."""
@@ -129,20 +104,6 @@ class MessageHandler:
         once._ready()
         id, _ = once._jobs.locate(plan.settings.name, key, plan.scope, None)
         return once._runner.look(id)
-
-    def _new_job(self, effect: RunHandler) -> Job | None:
-        """The job of a message whose key is to be claimed; None if it has a twin that is running
-        here or has ended, or if its key cannot be used."""
-        once, plan = self._once, self.plan
-        name, scope = plan.settings.name, plan.scope
-        if (scope, name, effect.key) in once._outcomes.cache.entries:
-            return None
-        try:
-            return once._jobs.make(
-                name, effect.key, scope, effect.request, None, plan.options, plan.origin
-            )
-        except OncekeyError:
-            return None  # `handle` finds the same, and says what becomes of the message
 
     def _body(self, effect: RunHandler, entry: Entry) -> Callable[[Attempt], Any]:
         plan, call = self.plan, self._call
