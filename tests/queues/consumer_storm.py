@@ -33,12 +33,12 @@ from tests.queues.consumer_kills import (
 from tests.queues.kill_switch import KillSwitch
 
 PAUSE_SECONDS: Final = 4.0  # longer than the lease of consumer_kills
-_HANDLER_SECONDS: Final = 0.01
-_BETWEEN_SECONDS: Final = (0.3, 1.2)
+_BETWEEN_SECONDS: Final = (0.2, 0.8)
 
 
 class Plan(NamedTuple):
-    """How large a storm is. `seed` chooses the moments, which a busy machine moves about."""
+    """How large a storm is, how long it may take and how long a handler does. `seed` chooses the
+    moments, which a busy machine moves about."""
 
     messages: int
     duplicates: int
@@ -47,6 +47,7 @@ class Plan(NamedTuple):
     consumers: int = 3
     seed: int = 0
     seconds: float = 60
+    handler_seconds: float = 0.2
 
 
 class StormResult(NamedTuple):
@@ -61,7 +62,9 @@ class StormResult(NamedTuple):
         """Check that effects = messages, after a service has deduplicated them by child keys, and
         that the queue was drained (I1, I4, I10)."""
         assert set(self.ended) == {0}, f"consumers ended with {self.ended}"
-        assert (self.kills, self.pauses) == (plan.kills, plan.pauses)
+        # A fast machine may be done before all that was planned has happened.
+        assert 0 < self.kills <= plan.kills
+        assert 0 < self.pauses <= plan.pauses
         orders = {effect.order for effect in self.effects}
         assert orders == {str(number) for number in range(plan.messages)}, "lost"
         assert len(set(self.effects)) == plan.messages, "two child keys for one message"
@@ -89,9 +92,13 @@ def storm(
 class _SlowSwitch(KillSwitch):
     """Kills nothing, and makes a handler last, so that kills and pauses meet it at work."""
 
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
     def at(self, point: str) -> None:
         if point in ("before effect", "after effect"):
-            time.sleep(_HANDLER_SECONDS / 2)
+            time.sleep(self._seconds / 2)
 
 
 class _Storm:
@@ -116,18 +123,17 @@ class _Storm:
         for _ in range(self.plan.consumers):
             self.start()
         while self.running:
-            self.do_harm()
             until = time.monotonic() + self.random.uniform(*_BETWEEN_SECONDS)
             while self.running and time.monotonic() < until:
                 self.resume()
                 self.reap()
                 time.sleep(0.05)
+            self.do_harm()
 
     def start(self) -> None:
-        consume = self.work.consume
-        self.running.add(
-            fork(lambda: consume(self.queue, _SlowSwitch(), seconds=self.plan.seconds))
-        )
+        switch = _SlowSwitch(self.plan.handler_seconds)
+        seconds = self.plan.seconds
+        self.running.add(fork(lambda: self.work.consume(self.queue, switch, seconds=seconds)))
 
     def do_harm(self) -> None:
         """Kill or pause one of the consumers, as long as the plan has it."""
@@ -136,11 +142,14 @@ class _Storm:
             return
         victim = self.random.choice(awake)
         if self.kills < self.plan.kills and (self.kills <= self.pauses or self.no_more_pauses()):
-            self.kills += 1
             os.kill(victim, signal.SIGKILL)
             self.running.remove(victim)
-            assert wait_for(victim) == -signal.SIGKILL
-            self.start()
+            code = wait_for(victim)
+            if code == -signal.SIGKILL:
+                self.kills += 1
+                self.start()
+            else:
+                self.ended.append(code)  # it was done before the signal came
         elif not self.no_more_pauses():
             self.pauses += 1
             os.kill(victim, signal.SIGSTOP)

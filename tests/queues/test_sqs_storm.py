@@ -16,7 +16,7 @@ from tests.support.servers.sqs_server import SqsServer
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 PLAN = (
-    Plan(messages=1_000, duplicates=200, kills=20, pauses=10, seconds=400)
+    Plan(messages=1_000, duplicates=200, kills=20, pauses=10, seconds=400, handler_seconds=0.02)
     if SOAK
     else Plan(messages=40, duplicates=10, kills=2, pauses=1, seconds=50)
 )
@@ -31,4 +31,4 @@ def test_effects_are_messages_under_kills_pauses_and_duplicates(tmp_path: Path, 
         result = storm(SqsQueues, arguments, store, tmp_path, PLAN, kind=kind)
     result.check(PLAN)
     repeated = len(result.effects) - PLAN.messages
-    print(f"{PLAN}: {repeated} effects were repeated and deduplicated")  # noqa: T201
+    print(f"{result.kills} kills, {result.pauses} pauses, {repeated} effects repeated")  # noqa: T201
