@@ -30,11 +30,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from tests.fault.killed_store_worker import names_of
+from tests.queues.kill_switch import (
+    KillSwitch,
+    kill_in_async_broker,
+    kill_in_async_store,
+    kill_in_broker,
+    kill_in_store,
+)
 
 from oncekey import AsyncOnce, Once, Policy
 from oncekey.engine.store_urls import async_store, blocking_store
-from oncekey.queues.disposition import Kind
 
 ROOT: Final = Path(__file__).parents[2]
 MESSAGES: Final = 6
@@ -154,17 +159,6 @@ def run_harness(
 # --- in the harness's own process -----------------------------------------------------------------
 
 
-class KillSwitch:
-    """Kills this process at the first time that it comes to a point; never if the point is ""."""
-
-    def __init__(self, point: str = "") -> None:
-        self._point = point
-
-    def at(self, point: str) -> None:
-        if point == self._point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 class Work(NamedTuple):
     """What every child is made from."""
 
@@ -184,8 +178,11 @@ class Work(NamedTuple):
         path = self.directory / queue
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
-    def consume(self, queue: str, switch: KillSwitch, **options: Any) -> None:
-        """Consume a queue until nothing is left of it, or until the switch kills this process."""
+    def consume(
+        self, queue: str, switch: KillSwitch, seconds: float = DRAIN_SECONDS, **options: Any
+    ) -> None:
+        """Consume a queue until nothing is left of it, or until the switch kills this process. It
+        fails after so many seconds."""
         options = {
             "name": "shipping",
             "key": "json:$.order",
@@ -196,17 +193,22 @@ class Work(NamedTuple):
         }
         path = self.directory / queue
         if self.kind == "async":
-            asyncio.run(self._consume_async(queue, switch, path, options))
+            asyncio.run(self._consume_async(queue, switch, path, seconds, options))
             return
         once = Once(kill_in_store(blocking_store(self.store), switch), policy=Policy(lease=LEASE))
         handler = functools.partial(effect, path, switch)
         consumer = self.queues.consumer(once, queue, _with_attempt(handler), **options)
         kill_in_broker(consumer._broker, switch)
-        _end_when(functools.partial(self.queues.is_drained, queue))
+        _end_when(functools.partial(self.queues.is_drained, queue), seconds)
         consumer.run()
 
     async def _consume_async(
-        self, queue: str, switch: KillSwitch, path: Path, options: dict[str, Any]
+        self,
+        queue: str,
+        switch: KillSwitch,
+        path: Path,
+        seconds: float,
+        options: dict[str, Any],
     ) -> None:
         store = kill_in_async_store(async_store(self.store), switch)
         once = AsyncOnce(store, policy=Policy(lease=LEASE))
@@ -216,7 +218,7 @@ class Work(NamedTuple):
 
         consumer = self.queues.async_consumer(once, queue, handler, **options)
         kill_in_async_broker(consumer._broker, switch)
-        _end_when(functools.partial(self.queues.is_drained, queue))
+        _end_when(functools.partial(self.queues.is_drained, queue), seconds)
         await consumer.run()
 
 
@@ -237,12 +239,12 @@ def effect(path: Path, switch: KillSwitch, message: Any, attempt: Any) -> None:
     switch.at("after effect")
 
 
-def _end_when(is_drained: Callable[[], bool]) -> None:
+def _end_when(is_drained: Callable[[], bool], seconds: float) -> None:
     """End this process from a thread when its queue is drained, or when that takes too long. An
     orderly stop would wait for the end of a long poll; other tests are about that."""
 
     def watch() -> None:
-        end = time.monotonic() + DRAIN_SECONDS
+        end = time.monotonic() + seconds
         while not is_drained():
             if time.monotonic() > end:
                 os._exit(_NOT_DRAINED)
@@ -250,89 +252,6 @@ def _end_when(is_drained: Callable[[], bool]) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-# --- where it is killed ---------------------------------------------------------------------------
-
-
-def _verbs(commands: Sequence[Any]) -> list[str]:
-    return names_of(commands).split("+")
-
-
-def kill_in_store(store: Any, switch: KillSwitch) -> Any:
-    """Have a store kill its process before or after it applies a claim or a finish."""
-    apply = store.apply
-
-    def killing_apply(commands: Sequence[Any], /) -> Any:
-        verbs = _verbs(commands)
-        for verb in verbs:
-            switch.at(f"before {verb}")
-        replies = apply(commands)
-        for verb in verbs:
-            switch.at(f"after {verb}")
-        return replies
-
-    store.apply = killing_apply
-    return store
-
-
-def kill_in_async_store(store: Any, switch: KillSwitch) -> Any:
-    apply = store.apply
-
-    async def killing_apply(commands: Sequence[Any], /) -> Any:
-        verbs = _verbs(commands)
-        for verb in verbs:
-            switch.at(f"before {verb}")
-        replies = await apply(commands)
-        for verb in verbs:
-            switch.at(f"after {verb}")
-        return replies
-
-    store.apply = killing_apply
-    return store
-
-
-def _removes(settled: Sequence[Any]) -> bool:
-    return any(disposition.kind is Kind.REMOVE for _, disposition in settled)
-
-
-def kill_in_broker(broker: Any, switch: KillSwitch) -> None:
-    """Have a broker kill its process when it has messages, and around the removal of some."""
-    receive, settle = broker.receive, broker.settle
-
-    def killing_receive(most: int, wait: float, lease: float) -> Any:
-        messages = receive(most, wait, lease)
-        if messages:
-            switch.at("after receive")
-        return messages
-
-    def killing_settle(settled: Sequence[Any]) -> None:
-        if _removes(settled):
-            switch.at("before settle")
-        settle(settled)
-        if _removes(settled):
-            switch.at("after settle")
-
-    broker.receive, broker.settle = killing_receive, killing_settle
-
-
-def kill_in_async_broker(broker: Any, switch: KillSwitch) -> None:
-    receive, settle = broker.receive, broker.settle
-
-    async def killing_receive(most: int, wait: float, lease: float) -> Any:
-        messages = await receive(most, wait, lease)
-        if messages:
-            switch.at("after receive")
-        return messages
-
-    async def killing_settle(settled: Sequence[Any]) -> None:
-        if _removes(settled):
-            switch.at("before settle")
-        await settle(settled)
-        if _removes(settled):
-            switch.at("after settle")
-
-    broker.receive, broker.settle = killing_receive, killing_settle
 
 
 # --- children -------------------------------------------------------------------------------------
@@ -361,7 +280,7 @@ def wait_for(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _body(number: int) -> str:
+def body_of(number: int) -> str:
     return json.dumps({"order": number})
 
 
@@ -370,7 +289,7 @@ def _main(arguments: Sequence[str]) -> None:
     queues = {
         point: f"kill-{work.kind}-{point.replace(' ', '-')}-{os.getpid()}" for point in points
     }
-    bodies = [_body(number) for number in range(MESSAGES)]
+    bodies = [body_of(number) for number in range(MESSAGES)]
     # All points at once: most of the time passes while the leases of killed consumers end.
     senders = [fork(functools.partial(work.queues.send, q, bodies)) for q in queues.values()]
     assert [wait_for(pid) for pid in senders] == [0] * len(senders)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.queues.consumer_kills import POINTS, KillResult, kill_everywhere
 from tests.queues.sqs_queues import SqsQueues
+from tests.support import redis_stores
 from tests.support.servers.sqs_server import sqs
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
@@ -21,7 +22,7 @@ CASES = {"sync": POINTS, "async": POINTS if SOAK else ("after effect", "before s
 
 @functools.cache
 def killed(kind: str, folder: Path) -> dict[str, KillResult]:
-    store = f"sqlite:///{folder / 'keys.db'}"
+    store = redis_stores.valkey().url()
     arguments = {"client": sqs().options()}
     return kill_everywhere(SqsQueues, arguments, store, folder, kind=kind, points=CASES[kind])
 

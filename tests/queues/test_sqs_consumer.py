@@ -1,0 +1,266 @@
+"""The consumer loop on SQS: what it refuses to start with, order, stop, and errors of AWS.
+
+Against moto, an emulator; see tests/support/servers/sqs_server.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from tests.support.log_records import written_log
+from tests.support.servers import processes
+from tests.support.servers.sqs_server import REGION, QueuePair, SqsServer, sqs
+
+from oncekey import ConfigurationError, Once
+from oncekey.queues.blocking import consumer as consumer_module
+from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.disposition import Kind
+from oncekey.queues.queue_message import Message
+from oncekey.queues.sqs import SQSConsumer, SqsRefused
+
+ORDER = '{"order": 17}'
+
+
+@pytest.fixture
+def server() -> SqsServer:
+    return sqs()
+
+
+@pytest.fixture
+def once() -> Iterator[Once]:
+    with Once("memory://") as once:
+        yield once
+
+
+@pytest.fixture(autouse=True)
+def _short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop waits for the end of a long poll."""
+    monkeypatch.setattr(consumer_module, "RECEIVE_WAIT_S", 1.0)
+
+
+def ship(message: Message) -> None:
+    pass
+
+
+def made(once: Once, queue: str, handler: Callable[..., Any] = ship, **options: Any) -> SQSConsumer:
+    given = {"name": "shipping", "key": "json:$.order", "client": sqs().client(), **options}
+    return SQSConsumer(once, handler, queue, **given)
+
+
+@contextmanager
+def running(consumer: SQSConsumer) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=consumer.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        consumer.stop()
+        thread.join()
+
+
+# --- the start ------------------------------------------------------------------------------------
+
+
+def test_a_queue_without_a_dead_letter_queue_is_refused(once: Once, server: SqsServer) -> None:
+    queue = server.queue()
+    with pytest.raises(ConfigurationError, match="no dead-letter queue"):
+        made(once, queue).run()
+    with pytest.raises(ConfigurationError, match="its own dead-letter queue"):
+        made(once, queue, dead_letter_queue=queue).run()
+    with pytest.raises(ConfigurationError, match="both be FIFO"):
+        made(once, queue, dead_letter_queue=server.queue(fifo=True)).run()
+
+
+@pytest.mark.parametrize("form", ["url", "arn", "name"])
+def test_a_queue_is_given_by_url_arn_or_name(once: Once, server: SqsServer, form: str) -> None:
+    pair = server.pair()
+    arn = server.attributes(pair.source)["QueueArn"]
+    given = {"url": pair.source, "arn": arn, "name": arn.rpartition(":")[2]}[form]
+    facts = made(once, given)._broker.facts()
+    assert facts.queue == given.rpartition(":")[2].rpartition("/")[2]
+    assert facts.identity is not None
+    assert facts.identity.startswith(f"{arn}@")
+
+
+def test_a_keep_shorter_than_the_retention_is_refused(once: Once, server: SqsServer) -> None:
+    pair = server.pair(MessageRetentionPeriod="86400")
+    with pytest.raises(ConfigurationError, match="keep='24h' is shorter than the 5d"):
+        made(once, pair.source, keep="24h").run()
+
+
+def test_a_max_receive_count_below_the_tries_is_refused(once: Once, server: SqsServer) -> None:
+    with pytest.raises(ConfigurationError, match="maxReceiveCount"):
+        made(once, server.pair(max_receives=5).source, max_tries=5).run()
+
+
+@pytest.mark.parametrize(("receives", "warns"), [(6, True), (10, False)])
+def test_a_max_receive_count_near_the_tries_is_warned_of(
+    once: Once, server: SqsServer, receives: int, warns: bool
+) -> None:
+    consumer = made(once, server.pair(max_receives=receives).source, max_tries=5)
+    with written_log("oncekey") as written:
+        consumer._broker.facts()
+    assert any("leaves little room" in line for line in written.lines) is warns
+
+
+def test_a_lease_beyond_twelve_hours_is_refused(once: Once, server: SqsServer) -> None:
+    with pytest.raises(ConfigurationError, match="43200 s"):
+        made(once, server.pair().source, lease="13h").run()
+
+
+def test_a_client_that_is_none_of_sqs_is_refused(once: Once) -> None:
+    with pytest.raises(ConfigurationError, match=r"boto3.client\('sqs'\)"):
+        made(once, "orders", client=object())
+
+
+# --- errors of AWS --------------------------------------------------------------------------------
+
+
+def test_a_queue_that_does_not_exist_is_a_configuration_error(once: Once) -> None:
+    with pytest.raises(ConfigurationError, match="the queue does not exist"):
+        made(once, "nowhere").run()
+
+
+def test_missing_credentials_are_a_configuration_error(
+    once: Once, server: SqsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    session = boto3.session.Session()
+    client = session.client("sqs", endpoint_url=server.url, region_name=REGION)
+    with pytest.raises(ConfigurationError, match="credentials"):
+        made(once, "orders", client=client).run()
+
+
+def test_a_server_that_does_not_answer_is_unavailable_and_nothing_more(
+    once: Once, server: SqsServer
+) -> None:
+    url = f"http://127.0.0.1:{processes.free_port()}"
+    quick = Config(retries={"total_max_attempts": 1})
+    client = server.client(endpoint_url=url, config=quick)
+    with pytest.raises(BrokerUnavailable, match="Could not connect"):
+        made(once, "orders", client=client)._broker.facts()
+
+
+def test_a_consumer_whose_queue_is_deleted_ends_with_that_error(
+    once: Once, server: SqsServer
+) -> None:
+    pair = server.pair()
+    handled = threading.Event()
+
+    def ship_and_tell(message: Message) -> None:
+        handled.set()
+
+    consumer = made(once, pair.source, ship_and_tell)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            consumer.run()
+        except SqsRefused as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    pair.send(ORDER)
+    assert handled.wait(30)
+    server.client().delete_queue(QueueUrl=pair.source)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert "does not exist" in str(errors[0])
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+def test_a_group_is_handled_in_order_and_a_failed_message_holds_back_its_group(
+    once: Once, server: SqsServer
+) -> None:
+    pair = server.pair(fifo=True)
+    for number in range(12):
+        group = "ab"[number % 2]
+        body = f'{{"order": {number}}}'
+        pair.send(body, MessageGroupId=group, MessageDeduplicationId=str(number))
+    order: list[int] = []
+    failing = {4}  # the third of group a fails once
+    lock = threading.Lock()
+
+    def handle(message: Message) -> None:
+        number = message.json()["order"]
+        with lock:
+            if number in failing:
+                failing.remove(number)
+                raise ConnectionError("once")
+            order.append(number)
+
+    consumer = made(once, pair.source, handle, retry_safe=True, backoff="1s", concurrency=4)
+    with running(consumer):
+        processes.wait_until(pair.are_empty, "the queue is empty")
+    assert [number for number in order if number % 2 == 0] == [0, 2, 4, 6, 8, 10]
+    assert [number for number in order if number % 2] == [1, 3, 5, 7, 9, 11]
+    # Group b did not wait for the failed message of group a.
+    assert order.index(11) < order.index(4)
+
+
+def test_a_stop_lets_handlers_end_and_gives_back_what_has_not_begun(
+    once: Once, server: SqsServer
+) -> None:
+    pair = server.pair()
+    pair.send(*(f'{{"order": {number}}}' for number in range(5)))
+    began, finish = threading.Event(), threading.Event()
+
+    def slow(message: Message) -> None:
+        began.set()
+        assert finish.wait(30)
+
+    consumer = made(once, pair.source, slow, concurrency=1, lease="1h")
+    with running(consumer) as thread:
+        assert began.wait(30)
+        processes.wait_until(lambda: consumer.in_hand == 5, "all are in hand")
+        consumer.stop()
+        finish.set()
+        thread.join(30)
+    left = _receive_all(pair)
+    # They are visible at once, though the lease was an hour, and were received once so far.
+    assert len(left) == 4
+    assert {raw["Attributes"]["ApproximateReceiveCount"] for raw in left} == {"2"}
+
+
+def test_a_long_handler_keeps_its_message_hidden(once: Once, server: SqsServer) -> None:
+    """The lease and the visibility are renewed together: three leases long, one receive."""
+    pair = server.pair()
+    pair.send(ORDER)
+    renewed = threading.Event()
+
+    def slow(message: Message) -> None:
+        assert renewed.wait(30)
+
+    consumer = made(once, pair.source, slow, lease="1s")
+    extend, extensions = consumer._broker.extend, []
+
+    def counting(messages: Any, seconds: float) -> None:
+        extend(messages, seconds)
+        extensions.append(seconds)
+        if len(extensions) == 9:
+            renewed.set()
+
+    consumer._broker.extend = counting  # type: ignore[method-assign]
+    with running(consumer):
+        processes.wait_until(pair.are_empty, "the queue is empty")
+    assert consumer.counts == {Kind.REMOVE: 1}
+
+
+def _receive_all(pair: QueuePair) -> list[dict[str, Any]]:
+    answer = pair.server.client().receive_message(
+        QueueUrl=pair.source, MaxNumberOfMessages=10, MessageSystemAttributeNames=["All"]
+    )
+    return list(answer.get("Messages", ()))
