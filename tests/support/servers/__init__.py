@@ -1,8 +1,8 @@
 """Real servers for tests and benchmarks: they listen on the loopback and end with the run.
 
 There are `Postgres`, `PgBouncer` in front of one, and `Proxy`, which breaks connections on demand.
-`RedisServer`, `RedisCluster` and `RedisSentinel` are Valkey by default; `EtcdCluster` is etcd.
-`SqsServer` is an emulator: Amazon's queues cannot be had.
+`RedisServer`, `RedisCluster` and `RedisSentinel` are Valkey by default; `EtcdCluster` is etcd, and
+`RabbitServer` is RabbitMQ. `SqsServer` is an emulator: Amazon's queues cannot be had.
 `Uvicorn`, `Hypercorn`, `Granian` and `Gunicorn` serve apps. A server that is not installed and
 cannot be fetched raises `ServerMissing`; `require` turns that into a skip or a failure.
 """
@@ -16,6 +16,7 @@ from tests.support.servers.pgbouncer import PgBouncer
 from tests.support.servers.postgres import Postgres
 from tests.support.servers.processes import ServerFailed, ServerMissing
 from tests.support.servers.proxy import Proxy
+from tests.support.servers.rabbitmq_server import RabbitServer
 from tests.support.servers.redis_cluster import RedisCluster
 from tests.support.servers.redis_sentinel import RedisSentinel
 from tests.support.servers.redis_server import RedisServer
@@ -32,6 +33,7 @@ __all__ = [
     "PgBouncer",
     "Postgres",
     "Proxy",
+    "RabbitServer",
     "RedisCluster",
     "RedisSentinel",
     "RedisServer",

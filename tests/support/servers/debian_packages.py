@@ -25,10 +25,17 @@ def cache_folder() -> Path:
     return (Path(configured) if configured else Path.home() / ".cache") / "oncekey"
 
 
-def fetch(package: str, cache: Path | None = None, *, suite: str | None = None) -> Path:
+def fetch(
+    package: str,
+    cache: Path | None = None,
+    *,
+    suite: str | None = None,
+    companions: Sequence[str] = (),
+) -> Path:
     """Return the folder with the unpacked package and those of its libraries that are missing.
 
-    `suite` is another suite of the machine's own mirror, such as that of a newer release.
+    `suite` is another suite of the machine's own mirror, such as that of a newer release;
+    `companions` are packages that are unpacked beside it, whether they are installed or not.
     """
     folder = (cache or cache_folder()) / (f"{package}-{suite}" if suite else package)
     if folder.exists():
@@ -39,7 +46,7 @@ def fetch(package: str, cache: Path | None = None, *, suite: str | None = None) 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-") as name:
         try:
-            _unpack_all(package, Path(name), suite)
+            _unpack_all([package, *companions], Path(name), suite)
         except (OSError, subprocess.SubprocessError) as error:
             raise ServerMissing(package, f"{how_to_get} ({_reason(error)})") from error
         try:
@@ -56,15 +63,15 @@ def libraries(folder: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": ":".join(sorted(parents))}
 
 
-def _unpack_all(package: str, work: Path, suite: str | None) -> None:
-    wanted, done = [package], set[str]()
+def _unpack_all(packages: Sequence[str], work: Path, suite: str | None) -> None:
+    wanted, done = set(packages), set[str]()
     while wanted:
-        name = wanted.pop()
-        done.add(name)
-        file = _download(name, work, suite)
-        _run(["dpkg", "-x", file, work / "root"], work)
-        needs = _run(["dpkg", "--field", file, "Depends"], work)
-        wanted += [need for need in _library_names(needs) if need not in done | set(wanted)]
+        done |= wanted
+        needs = set[str]()
+        for file in _download(sorted(wanted), work, suite):
+            _run(["dpkg", "-x", file, work / "root"], work)
+            needs.update(_library_names(_run(["dpkg", "--field", file, "Depends"], work)))
+        wanted = needs - done
 
 
 def _library_names(depends: str) -> list[str]:
@@ -83,18 +90,17 @@ def _is_installed(package: str) -> bool:
     return query.stdout.endswith(" installed")
 
 
-def _download(package: str, work: Path, suite: str | None) -> Path:
-    into = work / "download" / package
-    into.mkdir(parents=True)
+def _download(packages: Sequence[str], work: Path, suite: str | None) -> list[Path]:
+    into = Path(tempfile.mkdtemp(dir=work, prefix="download-"))
     try:
         if suite is not None:
             raise subprocess.SubprocessError("the machine's lists are of another suite")
-        _run(["apt-get", *_NETWORK_OPTIONS, "download", package], into)
+        _run(["apt-get", *_NETWORK_OPTIONS, "download", *packages], into)
     except subprocess.SubprocessError:
         # A slim container has no package lists, so they are fetched into the work folder.
         options = _private_lists(work, suite)
-        _run(["apt-get", *_NETWORK_OPTIONS, *options, "download", package], into)
-    return next(into.glob("*.deb"))
+        _run(["apt-get", *_NETWORK_OPTIONS, *options, "download", *packages], into)
+    return sorted(into.glob("*.deb"))
 
 
 def _private_lists(work: Path, suite: str | None) -> list[str]:

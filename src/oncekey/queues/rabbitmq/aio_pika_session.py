@@ -1,0 +1,275 @@
+"""One connection of aio-pika, for the tasks of one event loop.
+
+Programs run one after the other; deliveries wait in a buffer until somebody takes them. A session
+that has ended stays ended: RabbitMQ delivers again what it left unsettled, and the broker opens a
+new one. (aio-pika's robust connections reopen by themselves, so that one could not tell which
+deliveries are still valid; they are not used.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any, Final, TypeVar
+
+import aio_pika
+import aiormq
+from aio_pika.exceptions import (
+    AMQPError,
+    ChannelClosed,
+    ChannelNotFoundEntity,
+    DeliveryError,
+    PublishError,
+)
+
+from oncekey.core.errors import OncekeyError
+from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.queue_message import Message
+from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
+from oncekey.queues.rabbitmq.channel_calls import (
+    Ack,
+    AckTaken,
+    ChannelCall,
+    CountMessages,
+    Declare,
+    Program,
+    Publish,
+    Refused,
+    Requeue,
+    Subscribe,
+    Take,
+    Unsubscribe,
+)
+from oncekey.queues.rabbitmq.channel_program import ChannelProgram
+from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_version
+from oncekey.queues.rabbitmq.rabbit_settings import (
+    CONNECT_TIMEOUT_S,
+    PUBLISH_TIMEOUT_S,
+    RabbitSettings,
+)
+
+T = TypeVar("T")
+_log = logging.getLogger("oncekey")
+_LOST: Final = (AMQPError, OSError, TimeoutError, RuntimeError)
+
+
+class AioPikaSession:
+    """A connection, from `open` to its end. `program` has the programs that `run` takes."""
+
+    program: ChannelProgram
+    version: Version
+    _connection: aio_pika.abc.AbstractConnection
+    _work: aiormq.abc.AbstractChannel
+    _letters: aio_pika.abc.AbstractChannel
+
+    def __init__(self, settings: RabbitSettings) -> None:
+        self._settings = settings
+        self._turn = asyncio.Lock()
+        self._buffer: deque[Message] = deque()
+        self._changed = asyncio.Event()  # something was delivered, or the session has ended
+        self._ended: BaseException | None = None
+        self._tag = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self._ended is None
+
+    async def open(self) -> None:
+        """Connect; raises BrokerUnavailable."""
+        try:
+            await self._connect()
+        except _LOST as error:
+            await self._end(error)
+            raise BrokerUnavailable(f"RabbitMQ: {_reason(error)}") from error
+
+    async def _connect(self) -> None:
+        self._connection = connection = await self._first_connection(self._settings.shuffled())
+        names = self._settings.names
+        connection.close_callbacks.add(self._lost)
+        assert connection.transport is not None
+        self.version = parse_version(connection.transport.connection.server_properties)
+        self.program = ChannelProgram(names, self.version)
+        work = await connection.channel(publisher_confirms=False)
+        work.close_callbacks.add(self._lost)
+        self._work = await work.get_underlay_channel()
+        self._work.on_consumer_cancel_callbacks.add(self._cancelled)
+        self._letters = await connection.channel(on_return_raises=True)
+
+    async def _first_connection(self, urls: list[str]) -> aio_pika.abc.AbstractConnection:
+        """A connection to the first node that answers."""
+        for url in urls[:-1]:
+            try:
+                return await aio_pika.connect(url, timeout=CONNECT_TIMEOUT_S)
+            except _LOST as error:
+                _log.info("RabbitMQ: a node does not answer: %s", _reason(error))
+        return await aio_pika.connect(urls[-1], timeout=CONNECT_TIMEOUT_S)
+
+    async def run(self, program: Program[T]) -> T:
+        """Run a program; its result."""
+        async with self._turn:
+            value: Any = None
+            while True:
+                if self._ended is not None:
+                    raise BrokerUnavailable(f"RabbitMQ: {_reason(self._ended)}")
+                try:
+                    value = await self._perform(program.send(value))
+                except StopIteration as stop:
+                    result: T = stop.value
+                    return result
+                except BrokerUnavailable as error:
+                    await self._end(error)  # what is half done is delivered again
+                    raise
+                except OncekeyError:
+                    raise
+                except _LOST as error:
+                    await self._end(error)
+                    raise BrokerUnavailable(f"RabbitMQ: {_reason(error)}") from error
+
+    async def take(self, most: int, wait: float) -> list[Message]:
+        """Messages that were delivered, after waiting for the first."""
+        if not self._buffer and self._ended is None:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait)
+            except TimeoutError:
+                return []
+        if not self._buffer and self._ended is not None:
+            raise BrokerUnavailable(f"RabbitMQ: {_reason(self._ended)}") from self._ended
+        return [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
+
+    async def close(self) -> None:
+        """Give back what is not settled, and end the connection."""
+        try:
+            await self.run(self.program.leave())
+        except BrokerUnavailable:
+            return  # it has ended already
+        await self._end(BrokerUnavailable("the session is closed"))
+
+    async def _end(self, error: BaseException) -> None:
+        if self._ended is not None:
+            return
+        self._ended = error
+        self._buffer.clear()  # RabbitMQ delivers them again
+        self._changed.set()
+        connection = getattr(self, "_connection", None)
+        if connection is None:
+            return
+        try:
+            await self._give_back()
+            await connection.close()
+        except _LOST:
+            pass  # it is gone
+
+    async def _give_back(self) -> None:
+        """Closed over its messages, the connection would count as a failed delivery of each."""
+        work = getattr(self, "_work", None)
+        if work is not None and not work.is_closed and self.program.unsettled:
+            await work.basic_nack(0, multiple=True, requeue=True)
+
+    # --- the calls ------------------------------------------------------------------------------
+
+    async def _perform(self, call: ChannelCall) -> Any:
+        match call:
+            case Ack(tag, up_to):
+                await self._work.basic_ack(tag, multiple=up_to)
+            case Publish(letters):
+                return await asyncio.gather(*map(self._publish, letters))
+            case Requeue(tag):
+                await self._work.basic_nack(tag, multiple=tag == 0, requeue=True)
+            case Subscribe(queue, prefetch):
+                await self._work.basic_qos(prefetch_count=prefetch)
+                begun = await self._work.basic_consume(queue, self._delivered)
+                self._tag = begun.consumer_tag or ""
+            case Unsubscribe():
+                await self._work.basic_cancel(self._tag)
+            case Declare(queue, arguments):
+                await self._declare(queue, arguments)
+            case CountMessages(queue):
+                return await self._count(queue)
+            case Take(queue):
+                channel = await self._letters.get_underlay_channel()
+                got = await channel.basic_get(queue)
+                is_empty = isinstance(got.delivery, aiormq.spec.Basic.GetEmpty)
+                return None if is_empty else self._message(got)
+            case AckTaken(tag):
+                channel = await self._letters.get_underlay_channel()
+                await channel.basic_ack(tag)
+        return None
+
+    async def _publish(self, letter: Letter) -> str | None:
+        message = aio_pika.Message(letter.body, **letter.properties)
+        try:
+            await self._letters.default_exchange.publish(
+                message, letter.queue, timeout=PUBLISH_TIMEOUT_S
+            )
+        except PublishError:
+            return "there is no such queue"
+        except DeliveryError:
+            return "RabbitMQ refused it"
+        return None
+
+    async def _declare(self, queue: str, arguments: dict[str, Any], passive: bool = False) -> Any:
+        """RabbitMQ closes the channel of a call that it refuses, so such a call has its own."""
+        channel = await self._connection.channel()
+        try:
+            return await channel.declare_queue(
+                queue, durable=True, arguments=arguments, passive=passive
+            )
+        except ChannelClosed as error:
+            raise Refused(f"RabbitMQ: {_reason(error)}") from error
+        finally:
+            if not channel.is_closed:
+                await channel.close()
+
+    async def _count(self, queue: str) -> int | None:
+        try:
+            found = await self._declare(queue, {}, passive=True)
+        except Refused as error:
+            if isinstance(error.__cause__, ChannelNotFoundEntity):
+                return None
+            raise
+        count: int = found.declaration_result.message_count
+        return count
+
+    # --- what comes by itself -------------------------------------------------------------------
+
+    async def _delivered(self, delivered: aiormq.abc.DeliveredMessage) -> None:
+        if self._ended is None:
+            message = self._message(delivered)
+            self.program.unsettled[message.raw.tag] = None
+            self._buffer.append(message)
+            self._changed.set()
+
+    def _message(self, delivered: aiormq.abc.DeliveredMessage) -> Message:
+        properties = delivered.header.properties
+        delivery = Delivery(
+            self,
+            delivered.delivery_tag or 0,
+            {name: getattr(properties, _PAMQP.get(name, name)) for name in (*COPIED, "headers")},
+            delivered.exchange or "",
+            delivered.routing_key or "",
+            bool(delivered.redelivered),
+            delivered,
+        )
+        return message_of(delivery, bytes(delivered.body), self._settings.queue)
+
+    async def _lost(self, sender: object, error: BaseException | None = None) -> None:
+        await self._end(error or BrokerUnavailable("the connection was closed"))
+
+    async def _cancelled(self, frame: object) -> None:
+        self.program.is_subscribed = False
+        await self._end(
+            BrokerUnavailable(
+                "RabbitMQ ended the subscription: a message was held for longer than the consumer "
+                "timeout, or the queue was removed"
+            )
+        )
+
+
+_PAMQP: Final = {"type": "message_type"}  # the library below aio-pika has another name for it
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.removeprefix("RabbitMQ: ")

@@ -1,0 +1,163 @@
+"""AMQP's messages as the rules see them, and the copies that are published in their place.
+
+A copy is a new message to RabbitMQ, so some of what the old one carried must not be copied: see
+`_NOT_COPIED`. Pure: knows neither of the two clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from oncekey.queues.disposition import Disposition, Kind
+from oncekey.queues.queue_message import Message
+from oncekey.queues.rabbitmq.topology import QueueNames, delay_step
+from oncekey.queues.redrive import HEADERS, REDRIVE_HEADER, headers_of
+
+# How often a message was delivered before it was moved to a delay queue: there RabbitMQ's own count
+# begins anew.
+RECEIVES_HEADER: Final = "oncekey-receives"
+PERSISTENT: Final = 2
+# The properties of AMQP that a copy has too. Left out are `user_id`, since RabbitMQ refuses a
+# message in another user's name, and `expiration`, by which a dead letter would vanish.
+COPIED: Final = (
+    "content_type",
+    "content_encoding",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "message_id",
+    "timestamp",
+    "type",
+    "app_id",
+)
+# Properties that are found like headers, unless there is a header of that name.
+_AS_HEADERS: Final = ("message_id", "correlation_id", "type", "app_id")
+# RabbitMQ writes the counts and deaths itself, and sends a message with CC to more queues.
+_NOT_COPIED: Final = frozenset(
+    ("cc", "bcc", "x-acquired-count", "x-death", "x-delivery-count", RECEIVES_HEADER)
+)
+_NOT_COPIED_BEGIN: Final = ("x-first-death-", "x-last-death-")
+
+
+class Delivery(NamedTuple):
+    """One delivery, as `Message.raw`.
+
+    session       the connection that it belongs to; when that has ended, so has the delivery
+    tag           its number there
+    properties    AMQP's properties by their names; `headers` is one of them
+    exchange      where it was published, with its routing key
+    is_redelivered  it was delivered before
+    source        what the client gave
+    """
+
+    session: object
+    tag: int
+    properties: Mapping[str, Any]
+    exchange: str
+    routing_key: str
+    is_redelivered: bool
+    source: Any
+
+
+class Letter(NamedTuple):
+    """A message to publish, to a queue by its name."""
+
+    queue: str
+    body: bytes
+    properties: dict[str, Any]
+
+
+def message_of(delivery: Delivery, body: bytes, queue: str) -> Message:
+    headers = _text_headers(delivery.properties)
+    return Message(
+        body,
+        queue,
+        headers,
+        delivery.properties.get("message_id") or "",
+        _receives(delivery, headers),
+        None,
+        delivery,
+    )
+
+
+def letter_of(message: Message, disposition: Disposition, names: QueueNames) -> Letter:
+    """What is published in place of a message that is delayed, dead or parked."""
+    if disposition.kind is Kind.DEAD_LETTER:
+        assert disposition.dead_letter is not None
+        return copy_of(message, names.dead_letters, headers_of(disposition.dead_letter), HEADERS)
+    if disposition.kind is Kind.PARK:
+        return copy_of(message, names.parked, {"oncekey-error": disposition.reason})
+    return delayed_letter(message, disposition.seconds, names)
+
+
+def delayed_letter(message: Message, seconds: float, names: QueueNames) -> Letter:
+    count = {RECEIVES_HEADER: str(message.receive_count)}
+    return copy_of(message, names.delay_queue(delay_step(seconds)), count)
+
+
+def redriven_letter(message: Message, id: str, names: QueueNames) -> Letter:
+    """What is published in the consumed queue in place of a dead letter."""
+    return copy_of(message, names.queue, {REDRIVE_HEADER: id})
+
+
+def copy_of(
+    message: Message, queue: str, headers: Mapping[str, str], without: tuple[str, ...] = ()
+) -> Letter:
+    """A persistent copy of a message for another queue, with these headers and `without` others."""
+    delivery: Delivery = message.raw
+    old = delivery.properties
+    properties = {name: old[name] for name in COPIED if old.get(name) is not None}
+    kept = {
+        name: value
+        for name, value in (old.get("headers") or {}).items()
+        if not _is_left_out(name.lower(), without)
+    }
+    properties["headers"] = kept | dict(headers)
+    properties["delivery_mode"] = PERSISTENT
+    return Letter(queue, message.body, properties)
+
+
+def _is_left_out(name: str, without: tuple[str, ...]) -> bool:
+    return name in _NOT_COPIED or name in without or name.startswith(_NOT_COPIED_BEGIN)
+
+
+def _text_headers(properties: Mapping[str, Any]) -> dict[str, str]:
+    found = {
+        name.replace("_", "-"): str(properties[name])
+        for name in _AS_HEADERS
+        if properties.get(name)
+    }
+    for name, value in (properties.get("headers") or {}).items():
+        text = _text(value)
+        if text is not None:
+            found[name.lower()] = text
+    return found
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (bytes, bytearray)):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:d}"
+    return None
+
+
+def _receives(delivery: Delivery, headers: Mapping[str, str]) -> int:
+    """How often it was delivered. Quorum queues count; of a classic one it is only known whether
+    it was delivered before."""
+    here = max(
+        _number(headers.get("x-acquired-count")),
+        _number(headers.get("x-delivery-count")),
+        int(delivery.is_redelivered),
+    )
+    return _number(headers.get(RECEIVES_HEADER)) + here + 1
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else 0

@@ -1,0 +1,83 @@
+"""What the programs of a channel ask of a client: one value for each call.
+
+A program is a generator that yields calls and is sent their results. So pika, in a thread, and
+aio-pika, in tasks, drive the same code; each performs a call by the client's own method. The queue
+is consumed on one channel; letters are published, and dead letters taken, on a second one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeVar
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.rabbitmq.amqp_message import Letter
+from oncekey.queues.rabbitmq.topology import Arguments
+
+T = TypeVar("T")
+
+
+class CountMessages(NamedTuple):
+    """How many messages wait in a queue; None if there is no such queue."""
+
+    queue: str
+
+
+class Declare(NamedTuple):
+    """Declare a durable queue; raises Refused if it is there and differs, or is not permitted."""
+
+    queue: str
+    arguments: Arguments
+
+
+class Subscribe(NamedTuple):
+    """Have messages sent, at most `prefetch` that are not settled."""
+
+    queue: str
+    prefetch: int
+
+
+class Unsubscribe(NamedTuple):
+    """Have no more messages sent."""
+
+
+class Ack(NamedTuple):
+    """Remove a message, or with `up_to` all that were delivered before it as well."""
+
+    tag: int
+    up_to: bool = False
+
+
+class Requeue(NamedTuple):
+    """Give a message back to the queue; with the tag 0 all that are not settled."""
+
+    tag: int
+
+
+class Publish(NamedTuple):
+    """Publish letters, and wait until RabbitMQ has confirmed them: for each None, or why not."""
+
+    letters: list[Letter]
+
+
+class Take(NamedTuple):
+    """Take one message of a queue; the result is a `Message`, or None if the queue is empty."""
+
+    queue: str
+
+
+class AckTaken(NamedTuple):
+    """Remove a message that was taken."""
+
+    tag: int
+
+
+ChannelCall = (
+    CountMessages | Declare | Subscribe | Unsubscribe | Ack | Requeue | Publish | Take | AckTaken
+)
+Program = Generator[ChannelCall, Any, T]
+
+
+class Refused(ConfigurationError):
+    """RabbitMQ refuses what a consumer needs: a queue is declared otherwise, or a right is
+    missing."""

@@ -1,0 +1,202 @@
+"""What a consumer does with RabbitMQ, as programs of calls: begin, settle, leave, redrive.
+
+    REMOVE        ack; many at once where everything before them is done too
+    HIDE, RETRY   a copy into a delay queue, confirmed, then ack. If the queue itself delays what
+                  comes back for long enough, it is given back instead
+    DEAD_LETTER   a copy into the queue of dead letters, confirmed, then ack
+    PARK          a copy into the queue of parked messages, confirmed, then ack
+    GIVE_BACK     unsubscribe, so that it is not sent here again at once, then give it back
+
+A crash between a confirmed copy and its ack leaves two messages; the store takes the second one for
+the duplicate it is. A copy that its queue does not take waits in a delay queue, and is tried again
+when it comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker import BrokerUnavailable, Settled
+from oncekey.queues.disposition import Kind
+from oncekey.queues.queue_message import Message
+from oncekey.queues.rabbitmq.amqp_message import (
+    Letter,
+    delayed_letter,
+    letter_of,
+    redriven_letter,
+)
+from oncekey.queues.rabbitmq.channel_calls import (
+    Ack,
+    AckTaken,
+    CountMessages,
+    Declare,
+    Program,
+    Publish,
+    Requeue,
+    Subscribe,
+    Take,
+    Unsubscribe,
+)
+from oncekey.queues.rabbitmq.rabbit_facts import Version
+from oncekey.queues.rabbitmq.topology import (
+    QueueNames,
+    delay_arguments,
+    delay_step,
+    queue_arguments,
+    store_arguments,
+)
+
+REFUSED_LETTER_DELAY_S: Final = 32.0  # before a letter that its queue did not take is tried again
+_log = logging.getLogger("oncekey")
+
+
+class ChannelProgram:
+    """The programs of one session, that is, of one connection.
+
+    `unsettled` has the tags of what was delivered and is not settled, in order; `retry_delay` is
+    for how many seconds the queue itself delays what it is given back, if it does. All programs of
+    a session run one after the other.
+    """
+
+    def __init__(self, names: QueueNames, version: Version) -> None:
+        self.names = names
+        self.unsettled: dict[int, None] = {}
+        self.is_subscribed = False
+        self.retry_delay: float | None = None
+        self._version = version
+        self._declared: set[str] = set()
+
+    # --- the beginning and the end --------------------------------------------------------------
+
+    def prepare(self, *, declare: bool) -> Program[None]:
+        """Make sure that the queues are there; `declare` says whether to declare the consumed
+        one."""
+        names = self.names
+        for queue in dict.fromkeys((names.dead_letters, names.parked)):
+            if (yield CountMessages(queue)) is None:
+                yield Declare(queue, store_arguments(self._version))
+        if (yield CountMessages(names.queue)) is None:
+            if not declare:
+                raise ConfigurationError(
+                    f"there is no queue {names.queue!r}; declare it, or give declare=True to have "
+                    "it declared as a quorum queue"
+                )
+            yield Declare(names.queue, queue_arguments(names))
+        yield from self._declare_delay(1.0)  # so that a missing right shows now
+
+    def subscribe(self, prefetch: int) -> Program[None]:
+        if not self.is_subscribed:
+            yield Subscribe(self.names.queue, prefetch)
+            self.is_subscribed = True
+
+    def leave(self) -> Program[None]:
+        """Give back everything that is not settled: a connection that is closed over it would
+        count as a failed delivery."""
+        yield from self._unsubscribe()
+        if self.unsettled:
+            yield Requeue(0)
+            self.unsettled.clear()
+
+    def _unsubscribe(self) -> Program[None]:
+        if self.is_subscribed:
+            self.is_subscribed = False
+            yield Unsubscribe()
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def settle(self, settled: Sequence[Settled]) -> Program[None]:
+        settled = [pair for pair in settled if _tag(pair[0]) in self.unsettled]
+        yield from self._ack(m for m, d in settled if d.kind is Kind.REMOVE)
+        moved = [pair for pair in settled if pair[1].kind in _MOVED and not self._comes_back(pair)]
+        if moved:
+            yield from self._move(moved)
+        back = [m for m, d in settled if d.kind is Kind.GIVE_BACK]
+        if back:
+            yield from self._unsubscribe()
+        for message in (*back, *(pair[0] for pair in settled if self._comes_back(pair))):
+            yield Requeue(_tag(message))
+            del self.unsettled[_tag(message)]
+
+    def _comes_back(self, pair: Settled) -> bool:
+        """True if the queue itself delays a message that is given back, and for so long that it
+        comes back at most twice as often as it should."""
+        _, disposition = pair
+        if self.retry_delay is None or disposition.kind not in (Kind.HIDE, Kind.RETRY):
+            return False
+        return 2 * self.retry_delay >= disposition.seconds
+
+    def _ack(self, messages: Iterable[Message]) -> Program[None]:
+        tags = {_tag(message) for message in messages}
+        last = 0
+        for tag in self.unsettled:  # in the order of delivery
+            if tag not in tags:
+                break
+            last = tag
+        if last:
+            yield Ack(last, up_to=True)
+        for tag in sorted(tags):
+            if tag > last:
+                yield Ack(tag)
+            del self.unsettled[tag]
+
+    def _move(self, moved: Sequence[Settled]) -> Program[None]:
+        for _, disposition in moved:
+            if disposition.kind in (Kind.HIDE, Kind.RETRY):
+                yield from self._declare_delay(delay_step(disposition.seconds))
+        letters = [letter_of(message, disposition, self.names) for message, disposition in moved]
+        failed = yield from self._publish([message for message, _ in moved], letters)
+        if not failed:
+            return
+        yield from self._declare_delay(REFUSED_LETTER_DELAY_S)
+        later = [delayed_letter(m, REFUSED_LETTER_DELAY_S, self.names) for m in failed]
+        failed = yield from self._publish(failed, later)
+        if failed:
+            raise BrokerUnavailable(f"RabbitMQ did not take the copies of {len(failed)} messages")
+
+    def _publish(
+        self, messages: Sequence[Message], letters: list[Letter]
+    ) -> Program[list[Message]]:
+        """Publish the letters, and remove the messages whose letters were confirmed; the others."""
+        failures: list[str | None] = yield Publish(letters)
+        results = list(zip(messages, letters, failures, strict=True))
+        yield from self._ack(message for message, _, failure in results if failure is None)
+        for _, letter, failure in results:
+            if failure is not None:
+                _log.warning("RabbitMQ: queue %s did not take a copy: %s", letter.queue, failure)
+        return [message for message, _, failure in results if failure is not None]
+
+    def _declare_delay(self, seconds: float) -> Program[None]:
+        queue = self.names.delay_queue(seconds)
+        if queue not in self._declared:
+            yield Declare(queue, delay_arguments(self.names, seconds, self._version))
+            self._declared.add(queue)
+
+    # --- redrive --------------------------------------------------------------------------------
+
+    def redrive(self, most: int, id: str) -> Program[int]:
+        """Move dead letters back. No more than there are at the beginning, for one that fails again
+        comes to the end of the same queue."""
+        names = self.names
+        waiting: int = (yield CountMessages(names.dead_letters)) or 0
+        moved = 0
+        while moved < min(most, waiting):
+            message: Message | None = yield Take(names.dead_letters)
+            if message is None:
+                break
+            (failure,) = yield Publish([redriven_letter(message, id, names)])
+            if failure is not None:
+                raise BrokerUnavailable(f"queue {names.queue!r} did not take it: {failure}")
+            yield AckTaken(_tag(message))
+            moved += 1
+        return moved
+
+
+def _tag(message: Message) -> int:
+    tag: int = message.raw.tag
+    return tag
+
+
+_MOVED: Final = frozenset((Kind.HIDE, Kind.RETRY, Kind.DEAD_LETTER, Kind.PARK))

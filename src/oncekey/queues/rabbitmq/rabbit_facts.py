@@ -1,0 +1,174 @@
+"""What RabbitMQ tells about a queue, and what follows for its consumer.
+
+Over AMQP it tells its version and no more. Its management API tells a queue's type, arguments and
+policy, so a consumer that is given `management_url` asks there; without it, the defaults of
+RabbitMQ are taken. Contains the one request to that API; the rest is pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.consumer_settings import BrokerFacts
+
+CONSUMER_TIMEOUT_S: Final = 1_800.0  # RabbitMQ's own default
+MANAGEMENT_TIMEOUT_S: Final = 10.0
+DELIVERY_LIMIT_DEFAULT: Final = 20  # of quorum queues, from 4.0 on
+# Since then a classic queue has no consumer timeout, a `nack` is no failed delivery, and a quorum
+# queue can delay what comes back.
+_QUORUM_DELAYS_SINCE: Final = (4, 3)
+_DELIVERY_LIMIT_SINCE: Final = (4, 0)
+_DELAYED_BY_NACK: Final = ("all", "returned")
+
+Version = tuple[int, ...]
+
+
+class QueueReport(NamedTuple):
+    """A queue as the management API describes it; None for what is not set.
+
+    is_quorum        it is a quorum queue
+    ttl              after how many seconds its messages expire
+    expires          after how many seconds without a consumer the queue itself is removed
+    delivery_limit   how many failed deliveries a message may have
+    consumer_timeout  for how many seconds a consumer may hold a message
+    retry_delay      after how many seconds a message comes back that was given back
+    has_dead_letters  what it gives up goes to an exchange, and is not dropped
+    """
+
+    is_quorum: bool
+    ttl: float | None = None
+    expires: float | None = None
+    delivery_limit: int | None = None
+    consumer_timeout: float | None = None
+    retry_delay: float | None = None
+    has_dead_letters: bool = True
+
+
+def parse_report(answer: Mapping[str, Any], version: Version) -> QueueReport:
+    """The report in an answer of the management API."""
+    policy = answer.get("effective_policy_definition") or {}
+    arguments = answer.get("arguments") or {}
+
+    def setting(name: str) -> Any:
+        return arguments.get(f"x-{name}", policy.get(name))
+
+    def seconds(name: str) -> float | None:
+        both = (arguments.get(f"x-{name}"), policy.get(name))
+        found = [value / 1000 for value in both if isinstance(value, int)]
+        return min(found, default=None)  # RabbitMQ takes the shorter of the two
+
+    is_quorum = answer.get("type") == "quorum"
+    delays = is_quorum and version >= _QUORUM_DELAYS_SINCE
+    is_delayed = delays and setting("delayed-retry-type") in _DELAYED_BY_NACK
+    return QueueReport(
+        is_quorum,
+        seconds("message-ttl"),
+        seconds("expires"),
+        _delivery_limit(setting("delivery-limit"), version) if is_quorum else None,
+        seconds("consumer-timeout"),
+        seconds("delayed-retry-min") if is_delayed else None,
+        setting("dead-letter-exchange") is not None,
+    )
+
+
+def _delivery_limit(limit: object, version: Version) -> int | None:
+    if isinstance(limit, int):
+        return limit if limit >= 0 else None
+    return DELIVERY_LIMIT_DEFAULT if version >= _DELIVERY_LIMIT_SINCE else None
+
+
+def facts_of(
+    queue: str,
+    version: Version,
+    report: QueueReport | None,
+    *,
+    identity: str | None,
+    consumer_timeout: float | None,
+) -> BrokerFacts:
+    """What the loop has to know. `consumer_timeout` is what the user says it is."""
+    hold_max: float | None = consumer_timeout or CONSUMER_TIMEOUT_S
+    if report is None:
+        return BrokerFacts(queue, identity, hold_max=hold_max)
+    if consumer_timeout is None:
+        hold_max = report.consumer_timeout or CONSUMER_TIMEOUT_S
+        if not report.is_quorum and version >= _QUORUM_DELAYS_SINCE:
+            hold_max = None
+    limit = report.delivery_limit
+    return BrokerFacts(
+        queue,
+        identity,
+        retention=report.ttl if report.ttl is not None else math.inf,
+        hold_max=hold_max,
+        receives_max=None if limit is None else limit + 1,
+    )
+
+
+def warnings_of(queue: str, report: QueueReport) -> Iterator[str]:
+    """What an operator should know of before messages are lost."""
+    if report.delivery_limit is not None and not report.has_dead_letters:
+        yield (
+            f"queue {queue!r} has no dead-letter exchange: RabbitMQ drops a message whose "
+            f"consumers died {report.delivery_limit + 1} times. Set dead-letter-exchange, or "
+            "delivery-limit to -1, by a policy"
+        )
+    if report.ttl is not None and not report.has_dead_letters:
+        yield (
+            f"queue {queue!r} drops messages that waited for {report.ttl:g} s; set "
+            "dead-letter-exchange by a policy to keep them"
+        )
+    if report.expires is not None:
+        yield (
+            f"queue {queue!r} is removed, with its messages, after {report.expires:g} s without "
+            "a consumer"
+        )
+
+
+def parse_version(properties: Mapping[str, Any]) -> Version:
+    """The server's version, from what it says when a client connects; (0,) for another product."""
+    product, version = (_text(properties.get(name)) for name in ("product", "version"))
+    if product != "RabbitMQ":
+        return (0,)
+    numbers = version.split("-")[0].split(".")[:3]
+    return tuple(int(number) for number in numbers if number.isdecimal()) or (0,)
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")
+
+
+def virtual_host(url: str) -> str:
+    """The virtual host in an AMQP URL."""
+    return unquote(urlsplit(url).path.removeprefix("/")) or "/"
+
+
+def ask_management(url: str, host: str, queue: str) -> dict[str, Any]:
+    """What the management API tells about a queue. `url` may have the user and the password."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError("management_url= must be such as http://user:password@host:15672")
+    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+    user = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
+    request = urllib.request.Request(
+        f"{address}/api/queues/{quote(host, safe='')}/{quote(queue, safe='')}",
+        headers={"Authorization": "Basic " + base64.b64encode(user.encode()).decode()},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=MANAGEMENT_TIMEOUT_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise ConfigurationError(
+            f"RabbitMQ's management API does not tell about queue {queue!r}: {error}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise BrokerUnavailable(f"RabbitMQ's management API does not answer: {error}") from error
