@@ -42,7 +42,7 @@ class AssignedPartitions(Generic[Item]):
     def __init__(self, *, max_uncommitted: int, stuck_after: float) -> None:
         """
         max_uncommitted   a partition with as many received and uncommitted messages is paused
-        stuck_after       seconds after its first try for which a message may stay here
+        stuck_after       a message waits here for no try that is so many seconds after its first
         """
         self._max_uncommitted = max_uncommitted
         self._stuck_after = stuck_after
@@ -83,14 +83,25 @@ class AssignedPartitions(Generic[Item]):
     def receive(
         self, position: Position, item: Item, group: Hashable, not_before: float, now: float
     ) -> bool:
-        """Add a message that the client has fetched. False if it is not wanted here."""
-        assignment = self._assignments.get(position.of_partition)
-        if assignment is None or not assignment.offsets.receive(position.offset):
-            return False
+        """Add a message that the client has fetched. False if its partition was set back to it.
+
+        That happens when a topic is created again, or a broker has lost the end of its log. What
+        was received before is another message then, so the partition begins anew.
+        """
+        partition = position.of_partition
+        assignment = self._assignments.get(partition)
+        if assignment is None:
+            return True  # it is of a partition that was taken away meanwhile
+        in_order = assignment.offsets.receive(position.offset)
+        if not in_order:
+            self.end([partition])
+            self.assign([partition])
+            assignment = self._assignments[partition]
+            assignment.offsets.receive(position.offset)
         # Without an order each message is a group of its own.
         name = position if group is None else group
         self._queue.add(Entry(position, item, name, assignment.number, not_before), now)
-        return True
+        return in_order
 
     def take(self, most: int, now: float) -> list[Entry[Item]]:
         """Take messages for handlers; each is given back by `finish`, `hold` or `leave`."""
@@ -123,7 +134,7 @@ class AssignedPartitions(Generic[Item]):
     def take_stuck(self, now: float) -> list[Entry[Item]]:
         """Take the messages that must go to a retry topic, so that their partition can go on.
 
-        One has been here for too long since its first try; or it waits for another try and is the
+        Such a message waits for another try that comes too long after its first one, or it is the
         one that holds back the offset of a partition that is full.
         """
         stuck = [entry for entry in self._queue.waiting() if self._is_stuck(entry, now)]
@@ -135,7 +146,7 @@ class AssignedPartitions(Generic[Item]):
     def _is_stuck(self, entry: Entry[Item], now: float) -> bool:
         if entry.first_taken is None or entry.not_before <= now:
             return False  # its turn comes or has come: it gets its try
-        if now - entry.first_taken >= self._stuck_after:
+        if entry.not_before - entry.first_taken >= self._stuck_after:
             return True
         offsets = self._assignments[entry.position.of_partition].offsets
         is_full = offsets.uncommitted >= self._max_uncommitted
@@ -163,6 +174,13 @@ class AssignedPartitions(Generic[Item]):
             if position is not None:
                 assignment.offsets.commit(position)
                 yield partition, position
+
+    def not_committed(self, partitions: Iterable[Partition]) -> None:
+        """Note that Kafka did not take the last offsets of these: they are news again."""
+        for partition in partitions:
+            assignment = self._assignments.get(partition)
+            if assignment is not None:
+                assignment.offsets.commit(None)
 
     def pause_changes(self) -> PauseChange:
         """Return which partitions to pause and to resume, and note them as done.

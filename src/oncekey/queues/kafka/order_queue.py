@@ -31,7 +31,7 @@ class Position(NamedTuple):
         return self.topic, self.partition
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry(Generic[Item]):
     """One message: when it may be taken, and since when it was not finished.
 

@@ -23,7 +23,7 @@ class PartitionOffsets:
         self._committed: int | None = None
 
     def receive(self, offset: int) -> bool:
-        """Note an offset. False if it was received before, as after a client looked back.
+        """Note an offset. False if it is not after the last one: the partition was set back.
 
         Offsets have gaps, where a topic is compacted or a transaction has left its marks.
         """
@@ -45,15 +45,10 @@ class PartitionOffsets:
     def committable(self) -> int | None:
         """The offset to commit: that of the first unfinished message; None without news."""
         position = self._received[0] if self._received else self._next
-        if position is None or position == self._committed or not self._has_moved(position):
-            return None
-        return position
+        return None if position == self._committed else position
 
-    def _has_moved(self, position: int) -> bool:
-        return self._committed is None or position > self._committed
-
-    def commit(self, position: int) -> None:
-        """Note that Kafka was told `position`."""
+    def commit(self, position: int | None) -> None:
+        """Note that Kafka was told `position`; None if it did not take it, so it is told again."""
         self._committed = position
 
     @property
