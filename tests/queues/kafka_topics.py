@@ -39,7 +39,9 @@ class Topic:
         self.name = processes.fresh_name(name)
         self.group = processes.fresh_name(group)
         self._producer = Producer({**client, "acks": "all"})
-        self.partitions = len(self._producer.list_topics(self.name, timeout=10).topics[self.name].partitions)
+        self.partitions = len(
+            self._producer.list_topics(self.name, timeout=10).topics[self.name].partitions
+        )
 
     @property
     def dead(self) -> str:
@@ -69,7 +71,9 @@ class Topic:
             self.send_body(body, partition=partition, key=str(order).encode(), **headers)
         self.flush()
 
-    def send_body(self, body: bytes, partition: int = 0, key: bytes | None = None, **headers: str) -> None:
+    def send_body(
+        self, body: bytes, partition: int = 0, key: bytes | None = None, **headers: str
+    ) -> None:
         pairs: list[tuple[str, str | bytes | None]] = list(headers.items())
         self._producer.produce(self.name, body, key=key, partition=partition, headers=pairs)
 
@@ -163,7 +167,7 @@ def consumer_of(topic: Topic, once: Once, handler: Handler, **options: Any) -> K
         "backoff": "50ms",
         **options,
     }
-    return KafkaConsumer(once, topic.name, handler, **given)
+    return KafkaConsumer(once, handler, topic.name, **given)
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:

@@ -1,14 +1,14 @@
 """Consumers of Apache Kafka: `KafkaConsumer` for threads, `AsyncKafkaConsumer` for event loops.
 
-    consumer = KafkaConsumer(
-        once, "orders", ship, name="shipping", key="json:$.order",
-        config={"bootstrap.servers": "127.0.0.1:9092", "auto.offset.reset": "earliest"},
-    )
-    consumer.run()
+consumer = KafkaConsumer(
+    once, ship, "orders", name="shipping", key="json:$.order",
+    config={"bootstrap.servers": "127.0.0.1:9092", "auto.offset.reset": "earliest"},
+)
+consumer.run()
 
-    rules      partition_offsets, order_queue, assigned_partitions, kafka_records, kafka_settings
-    both       partition_work: what is done with records and dispositions, whichever the client
-    clients    confluent_* for threads, aiokafka_* for event loops; each is imported when it is used
+rules      partition_offsets, order_queue, assigned_partitions, kafka_records, kafka_settings
+both       partition_work: what is done with records and dispositions, whichever the client
+clients    confluent_* for threads, aiokafka_* for event loops; each is imported when it is used
 """
 
 from __future__ import annotations

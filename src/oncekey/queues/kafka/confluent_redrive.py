@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.kafka.confluent_topics import unavailable
 from oncekey.queues.kafka.confluent_values import connection_options, record_of, stores_headers
-from oncekey.queues.kafka.kafka_settings import FORWARD_TIMEOUT_S, KafkaSettings
+from oncekey.queues.kafka.kafka_settings import FORWARD_TIMEOUT_S, REDRIVE_SUFFIX, KafkaSettings
 from oncekey.queues.redrive import REDRIVE_HEADER
-
-GROUP_SUFFIX: Final = ".redrive"
 
 
 def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int, id: str) -> int:
@@ -31,7 +29,7 @@ def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int, id: s
     connection = connection_options(config)
     options = {
         **connection,
-        "group.id": settings.group + GROUP_SUFFIX,
+        "group.id": settings.group + REDRIVE_SUFFIX,
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
     }

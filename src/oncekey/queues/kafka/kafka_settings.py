@@ -24,12 +24,18 @@ MAX_POLL_INTERVAL_S: Final = 300.0  # both clients' own default
 FORWARD_TIMEOUT_S: Final = 30.0
 # After a message could not be written to another topic, it waits here for so long.
 FORWARD_RETRY_S: Final = 5.0
+# The group of a redrive keeps how far it came in the dead-letter topic.
+REDRIVE_SUFFIX: Final = ".redrive"
 # Kafka's own limit for the name of a topic.
 TOPIC_MAX_CHARS: Final = 249
 
 _SECOND: Final = 1_000_000
 Order = Literal["partition", "key", "none"]
 _ORDERS: Final = get_args(Order)
+_OPTIONS: Final = (
+    "order", "retry_topic", "dead_letter_topic", "park_topic", "max_uncommitted", "stuck_after",
+    "revoke_timeout", "ask_timeout",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +67,11 @@ AIOKAFKA: Final = OptionNames(
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """The settings of one consumer on its topic.
+    """The settings of one consumer on its topic. A topic that is not named is TOPIC.GROUP.retry,
+    TOPIC.GROUP.dead or TOPIC.GROUP.parked.
 
     topic              what is consumed, with `retry_topic`
-    group              the consumer group
+    group              the consumer group: that in `config`, else the consumer's name
     order              of which messages one is handled after the other: "partition", "key" (those
                        of a partition that have the same key) or "none"
     retry_topic        takes messages that would hold back their partition for too long; None: the
@@ -99,6 +106,16 @@ class KafkaSettings:
 
 
 def settings_of(
+    topic: str, config: Mapping[str, Any], name: str, names: OptionNames, options: dict[str, Any]
+) -> KafkaSettings:
+    """Return the checked settings of a consumer, and take their fields out of its options."""
+    given = {each: options.pop(each) for each in _OPTIONS if each in options}
+    settings = _settings(topic, _group_of(config, name, names), **given)
+    _check_config(config, names, settings.revoke_timeout)
+    return settings
+
+
+def _settings(
     topic: str,
     group: str,
     *,
@@ -111,8 +128,6 @@ def settings_of(
     revoke_timeout: Duration = REVOKE_TIMEOUT_DEFAULT,
     ask_timeout: Duration = ASK_TIMEOUT_DEFAULT,
 ) -> KafkaSettings:
-    """Return the checked settings. A topic that is not named is TOPIC.GROUP.retry, .dead or
-    .parked; it belongs to the group, since each group has messages of its own that fail."""
     if not isinstance(topic, str) or not topic or topic.startswith("^"):
         raise ConfigurationError(
             f"topic={topic!r} must be the name of one topic, since keys are told apart by topic; "
@@ -126,6 +141,7 @@ def settings_of(
             f"max_uncommitted={max_uncommitted!r} must be a whole number from 1 to "
             f"{MAX_UNCOMMITTED_MAX}"
         )
+    # Topics that are not named belong to the group: each group has failures of its own.
     found = KafkaSettings(
         topic,
         group,
@@ -154,7 +170,7 @@ def _check_topics(settings: KafkaSettings) -> None:
             raise ConfigurationError(f"{each!r} is too long for a topic; name it explicitly")
 
 
-def group_of(config: Mapping[str, Any], name: str, names: OptionNames) -> str:
+def _group_of(config: Mapping[str, Any], name: str, names: OptionNames) -> str:
     """Return the consumer group: that of the client's options, else the consumer's name."""
     group = config.get(names.group, name)
     if not isinstance(group, str) or not group:
@@ -162,7 +178,7 @@ def group_of(config: Mapping[str, Any], name: str, names: OptionNames) -> str:
     return group
 
 
-def check_config(config: Mapping[str, Any], names: OptionNames, revoke_timeout: float) -> None:
+def _check_config(config: Mapping[str, Any], names: OptionNames, revoke_timeout: float) -> None:
     """Refuse options of a client under which messages are lost."""
     reset = config.get(names.reset)
     if reset not in names.resets:
