@@ -3,6 +3,7 @@
 There are `Postgres`, `PgBouncer` in front of one, and `Proxy`, which breaks connections on demand.
 `RedisServer`, `RedisCluster` and `RedisSentinel` are Valkey by default; `EtcdCluster` is etcd, and
 `RabbitServer` is RabbitMQ. `SqsServer` is an emulator: Amazon's queues cannot be had.
+`KafkaServer` is an old release of Kafka, `KafkaMock` librdkafka's imitation of a new one.
 `Uvicorn`, `Hypercorn`, `Granian` and `Gunicorn` serve apps. A server that is not installed and
 cannot be fetched raises `ServerMissing`; `require` turns that into a skip or a failure.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from tests.support.servers.etcd_cluster import EtcdCluster
 from tests.support.servers.http_servers import Granian, Gunicorn, HttpServer, Hypercorn, Uvicorn
 from tests.support.servers.installations import Installation, find_postgres, pick_postgres
+from tests.support.servers.kafka_server import KafkaMock, KafkaServer
 from tests.support.servers.pgbouncer import PgBouncer
 from tests.support.servers.postgres import Postgres
 from tests.support.servers.processes import ServerFailed, ServerMissing
@@ -30,6 +32,8 @@ __all__ = [
     "HttpServer",
     "Hypercorn",
     "Installation",
+    "KafkaMock",
+    "KafkaServer",
     "PgBouncer",
     "Postgres",
     "Proxy",

@@ -1,0 +1,45 @@
+"""Consumers of Apache Kafka: `KafkaConsumer` for threads, `AsyncKafkaConsumer` for event loops.
+
+consumer = KafkaConsumer(
+    once, ship, "orders", name="shipping", key="json:$.order",
+    config={"bootstrap.servers": "127.0.0.1:9092", "auto.offset.reset": "earliest"},
+)
+consumer.run()
+
+rules      partition_offsets, order_queue, assigned_partitions, kafka_records, kafka_settings
+both       partition_work: what is done with records and dispositions, whichever the client
+clients    confluent_* for threads, aiokafka_* for event loops; each is imported when it is used
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from oncekey.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from oncekey.queues.kafka.aiokafka_consumer import AsyncKafkaConsumer
+    from oncekey.queues.kafka.confluent_consumer import KafkaConsumer
+
+__all__ = ["AsyncKafkaConsumer", "KafkaConsumer"]
+
+_HOMES = {
+    "KafkaConsumer": ("oncekey.queues.kafka.confluent_consumer", "kafka"),
+    "AsyncKafkaConsumer": ("oncekey.queues.kafka.aiokafka_consumer", "kafka-async"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the class that is asked for: each needs a package that the other does not need."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, extra = _HOMES[name]
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("oncekey"):
+            raise
+        raise ConfigurationError(
+            f"{name} needs {error.name}, which is not installed: pip install 'oncekey[{extra}]'"
+        ) from error

@@ -1,0 +1,274 @@
+"""Kafka as a broker for consumers in an event loop, over aiokafka.
+
+A task polls without a pause, so that the group keeps its member however long handlers run; it also
+commits and pauses. The rebalance listener is awaited by aiokafka before it joins the group again.
+What is done with a record is decided in partition_work.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError
+
+from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.queues.broker import Settled
+from oncekey.queues.consumer_settings import BrokerFacts
+from oncekey.queues.kafka.aiokafka_redrive import redrive
+from oncekey.queues.kafka.aiokafka_values import (
+    ask,
+    connection_options,
+    names_of,
+    offsets_of,
+    partitions_of,
+    record_of,
+    unavailable,
+)
+from oncekey.queues.kafka.kafka_settings import FORWARD_TIMEOUT_S, KafkaSettings
+from oncekey.queues.kafka.partition_work import Forward, PartitionWork
+from oncekey.queues.queue_message import Message
+
+POLL_S: Final = 0.05
+FETCH_MAX: Final = 500  # messages that are taken from the client at a time
+PAUSE_AFTER_S: Final = 2.0  # see confluent_member.py
+COMMIT_RETRY_S: Final = 1.0
+# What aiokafka calls the generation of a member that the group has put out.
+_NO_GENERATION: Final = -1
+_log = logging.getLogger("oncekey")
+
+
+class AiokafkaBroker:
+    """One topic of Kafka, with its retry, dead-letter and park topics."""
+
+    def __init__(self, settings: KafkaSettings, config: Mapping[str, Any]) -> None:
+        """`config` is that of AIOKafkaConsumer, which `check_config` has accepted."""
+        self._settings = settings
+        self._config = dict(config)
+        self._work = PartitionWork(settings)
+        self._facts: BrokerFacts | None = None
+        self._consumer: AIOKafkaConsumer | None = None
+        self._producer: AIOKafkaProducer | None = None
+        self._poller: asyncio.Task[None] | None = None
+        self._writes: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()  # there may be messages to take
+        self._settled = asyncio.Event()  # some may be done
+        self._wanted_at = 0.0
+        self._commit_after = 0.0
+        self._trouble: OncekeyError | None = None  # raised once
+        self._failure: BaseException | None = None  # raised always
+
+    # --- the port -------------------------------------------------------------------------------
+
+    async def facts(self) -> BrokerFacts:
+        if self._facts is None:
+            settings = self._settings
+            topics = [settings.topic, *settings.written]
+            retention = await ask(self._config, topics, settings.ask_timeout)
+            is_ordered = settings.order != "none"
+            self._facts = BrokerFacts(settings.topic, None, retention, ordered=is_ordered)
+        return self._facts
+
+    async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        await self._join()
+        until = time.monotonic() + wait
+        if most:
+            self._wanted_at = max(self._wanted_at, until)
+        while True:
+            self._raise_trouble()
+            self._changed.clear()
+            taken = self._work.take(most) if most else []
+            left = until - time.monotonic()
+            if taken or left <= 0:
+                return taken
+            ready_in = self._work.next_wait()
+            with suppress(TimeoutError):
+                seconds = left if ready_in is None else min(left, ready_in)
+                await asyncio.wait_for(self._changed.wait(), seconds)
+
+    async def settle(self, settled: Sequence[Settled]) -> None:
+        self._forward(self._work.settle(settled))
+        self._settled.set()
+        self._changed.set()
+
+    async def extend(self, messages: Sequence[Message], seconds: float) -> None:
+        """Kafka has no deadline for a message; the member stays in its group by polling."""
+
+    async def redrive(self, most: int, id: str) -> int:
+        return await redrive(self._settings, self._config, most, id)
+
+    async def close(self) -> None:
+        """Leave the group, after what is done was written and committed."""
+        if self._poller is None:
+            return
+        poller, self._poller = self._poller, None
+        poller.cancel()
+        with suppress(asyncio.CancelledError):
+            await poller
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=FORWARD_TIMEOUT_S)
+        assert self._consumer is not None
+        assert self._producer is not None
+        await self._commit(self._work.commits())
+        self._work.end(self._work.partitions)
+        await self._consumer.stop()
+        await self._producer.stop()
+
+    def _raise_trouble(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
+
+    # --- the client -----------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        """Join the group; the first call does."""
+        if self._poller is not None:
+            return
+        await self.facts()
+        timeout = int(FORWARD_TIMEOUT_S * 1000)
+        connection = connection_options(self._config)
+        producer = AIOKafkaProducer(**connection, acks="all", request_timeout_ms=timeout)
+        consumer = AIOKafkaConsumer(
+            **{
+                # How long a revocation may take is the client's to say; this is Kafka's own choice.
+                "rebalance_timeout_ms": self._config.get("max_poll_interval_ms", 300_000),
+                **self._config,
+                "group_id": self._settings.group,
+                "enable_auto_commit": False,
+            }
+        )
+        try:
+            await producer.start()
+            await consumer.start()
+        except (KafkaError, OSError) as error:
+            await producer.stop()
+            await consumer.stop()
+            raise unavailable(error) from error
+        self._consumer, self._producer = consumer, producer
+        consumer.subscribe(self._settings.consumed, listener=_Listener(self))
+        self._poller = asyncio.create_task(self._poll(consumer))
+
+    async def _poll(self, consumer: AIOKafkaConsumer) -> None:
+        while True:
+            try:
+                fetched = await consumer.getmany(
+                    timeout_ms=int(POLL_S * 1000), max_records=FETCH_MAX
+                )
+                if fetched:
+                    self._work.receive(record_of(r) for part in fetched.values() for r in part)
+                    self._changed.set()
+                await self._advance(consumer)
+            except NoOffsetForPartitionError as error:
+                self._fail(ConfigurationError(f"Kafka refuses this consumer: {error!r}"))
+                return
+            except KafkaError as error:
+                self._trouble = unavailable(error)
+                self._changed.set()
+                await asyncio.sleep(POLL_S)
+            except Exception as error:
+                self._fail(error)
+                return
+
+    async def _advance(self, consumer: AIOKafkaConsumer) -> None:
+        """Commit what may be committed, and pause and resume partitions."""
+        now = time.monotonic()
+        self._forward(self._work.stuck())
+        self._work.pause_all(now - self._wanted_at > PAUSE_AFTER_S)
+        changes = self._work.pause_changes()
+        with suppress(IllegalStateError):  # one is not assigned any more
+            consumer.pause(*partitions_of(changes.pause))
+            consumer.resume(*partitions_of(changes.resume))
+        if now >= self._commit_after:
+            await self._commit(self._work.commits())
+
+    async def _commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        if not offsets:
+            return
+        assert self._consumer is not None
+        try:
+            await self._consumer.commit(offsets_of(offsets))
+        except (KafkaError, IllegalStateError) as error:
+            # They are told again, or delivered again, and the store knows how they ended.
+            _log.warning("Kafka did not take offsets: %r", error)
+            self._work.not_committed(offsets)
+            self._commit_after = time.monotonic() + COMMIT_RETRY_S
+
+    def _forward(self, forwards: Iterable[Forward]) -> None:
+        """Begin to write records to other topics."""
+        for forward in forwards:
+            task = asyncio.get_running_loop().create_task(self._write(forward))
+            self._writes.add(task)
+            task.add_done_callback(self._writes.discard)
+
+    async def _write(self, forward: Forward) -> None:
+        assert self._producer is not None
+        topic, key, value, headers = forward.record
+        error: BaseException | None = None
+        try:
+            sent = self._producer.send_and_wait(topic, value, key=key, headers=headers)
+            await asyncio.wait_for(sent, FORWARD_TIMEOUT_S)
+        except (KafkaError, TimeoutError) as raised:
+            error = raised
+        self._work.written(forward, error)
+        self._settled.set()
+        self._changed.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._changed.set()
+
+    # --- what the group decides -----------------------------------------------------------------
+
+    async def assigned(self, partitions: Collection[TopicPartition]) -> None:
+        if self._config.get("auto_offset_reset") == "latest":
+            await self._pin_the_end(partitions)
+        self._work.assign(names_of(partitions))
+
+    async def _pin_the_end(self, partitions: Collection[TopicPartition]) -> None:
+        """Commit where a new group begins: see confluent_member.py."""
+        assert self._consumer is not None
+        new = [each for each in partitions if await self._consumer.committed(each) is None]
+        if new:
+            await self._consumer.commit(await self._consumer.end_offsets(new))
+
+    async def revoked(self, partitions: Collection[TopicPartition]) -> None:
+        """Let what runs finish for a while, and commit what is done, before another member has the
+        partitions. A member that was put out of its group has lost them, and commits nothing."""
+        names = names_of(partitions)
+        self._work.begin_revoke(names)
+        if self._is_put_out():
+            _log.warning("lost %s to another member of the group", names)
+        else:
+            until = time.monotonic() + self._settings.revoke_timeout
+            while not self._work.is_idle(names) and time.monotonic() < until:
+                self._settled.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._settled.wait(), POLL_S)
+            await self._commit(self._work.commits(names))
+        self._work.end(names)
+
+    def _is_put_out(self) -> bool:
+        """True if the group has put this member out. aiokafka has no callback for it; where a later
+        release hides the generation, the broker refuses the commit itself."""
+        coordinator = getattr(self._consumer, "_coordinator", None)
+        return bool(getattr(coordinator, "generation", 0) == _NO_GENERATION)
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+    def __init__(self, broker: AiokafkaBroker) -> None:
+        self._broker = broker
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        if revoked:
+            await self._broker.revoked(revoked)
+
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        await self._broker.assigned(assigned)

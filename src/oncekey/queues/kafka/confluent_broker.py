@@ -1,0 +1,108 @@
+"""Kafka as a broker for consumers in threads, over confluent-kafka.
+
+The consumer's threads take messages and say what became of them, under a lock; the client itself is
+used by the thread of the group's member alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker import Settled
+from oncekey.queues.consumer_settings import BrokerFacts
+from oncekey.queues.kafka.confluent_member import GroupMember
+from oncekey.queues.kafka.confluent_redrive import redrive
+from oncekey.queues.kafka.confluent_topics import ConfluentTopics
+from oncekey.queues.kafka.confluent_values import connection_options
+from oncekey.queues.kafka.kafka_settings import KafkaSettings
+from oncekey.queues.kafka.partition_work import PartitionWork
+from oncekey.queues.queue_message import Message
+
+# `receive` waits no longer, since nothing is asked of Kafka in it, and a stop is noticed after it.
+WAIT_MAX_S: Final = 0.25
+
+
+class ConfluentBroker:
+    """One topic of Kafka, with its retry, dead-letter and park topics."""
+
+    def __init__(
+        self, settings: KafkaSettings, config: Mapping[str, Any], *, needs_identity: bool = False
+    ) -> None:
+        """`config` is that of confluent-kafka's Consumer, which `check_config` has accepted."""
+        self._settings = settings
+        self._config = dict(config)
+        self._needs_identity = needs_identity
+        self._work = PartitionWork(settings)
+        self._changed = threading.Condition()
+        self._topics: ConfluentTopics | None = None
+        self._facts: BrokerFacts | None = None
+        self._member: GroupMember | None = None
+
+    def facts(self) -> BrokerFacts:
+        if self._facts is None:
+            settings = self._settings
+            connection = connection_options(self._config)
+            topics = self._topics = ConfluentTopics(connection, settings.ask_timeout)
+            topics.check([settings.topic, *settings.written])
+            identity = topics.identity(settings.topic) if self._needs_identity else None
+            self._work.identity = identity
+            retention = topics.retention([settings.topic, *settings.written])
+            is_ordered = settings.order != "none"
+            self._facts = BrokerFacts(settings.topic, identity, retention, ordered=is_ordered)
+        return self._facts
+
+    def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        member = self._joined()
+        until = time.monotonic() + min(wait, WAIT_MAX_S)
+        with self._changed:
+            if most:
+                member.want(time.monotonic() + wait)
+            while True:
+                member.raise_trouble()
+                taken = self._work.take(most) if most else []
+                left = until - time.monotonic()
+                if taken or left <= 0 or member.is_closing:
+                    return taken
+                ready_in = self._work.next_wait()
+                self._changed.wait(left if ready_in is None else min(left, ready_in))
+
+    def settle(self, settled: Sequence[Settled]) -> None:
+        with self._changed:
+            forwards = self._work.settle(settled)
+            if self._member is not None:
+                self._member.forward(forwards)
+            self._changed.notify_all()
+
+    def extend(self, messages: Sequence[Message], seconds: float) -> None:
+        """Kafka has no deadline for a message; the member stays in its group by polling."""
+
+    def redrive(self, most: int, id: str) -> int:
+        return redrive(self._settings, self._config, most, id)
+
+    def close(self) -> None:
+        member, self._member = self._member, None
+        if member is not None:
+            member.close()
+
+    def _joined(self) -> GroupMember:
+        """Return the member of the group; the first call joins."""
+        if self._member is None:
+            self.facts()
+            self._member = GroupMember(
+                self._settings, self._config, self._work, self._changed, self._check_topic
+            )
+        return self._member
+
+    def _check_topic(self) -> None:
+        """Raise if the topic was created again, where keys have its identity."""
+        if not self._needs_identity or self._topics is None:
+            return
+        if self._topics.identity(self._settings.topic) != self._work.identity:
+            raise ConfigurationError(
+                f"the topic {self._settings.topic!r} was created again while it was consumed; "
+                "start the consumer again, so that new messages are not taken for old ones"
+            )

@@ -1,0 +1,283 @@
+"""One member of a consumer group, over confluent-kafka: a thread that polls without a pause.
+
+The group keeps its member however long handlers run, because they run elsewhere. The rebalance
+callbacks, commits and pauses happen in the thread that polls, so that nothing is committed for a
+partition after it was taken away. What is done with a record is decided in partition_work.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.queues.kafka.confluent_topics import unavailable
+from oncekey.queues.kafka.confluent_values import (
+    connection_options,
+    names_of,
+    offsets_of,
+    partitions_of,
+    record_of,
+)
+from oncekey.queues.kafka.kafka_settings import FORWARD_TIMEOUT_S, KafkaSettings
+from oncekey.queues.kafka.order_queue import Partition
+from oncekey.queues.kafka.partition_work import Forward, PartitionWork
+
+POLL_S: Final = 0.05
+FETCH_MAX: Final = 500  # messages that are taken from the client at a time
+# Partitions are paused when no message was wanted for so long: the store is down, or all handlers
+# are busy. The client has fetched some ahead by then, and a pause throws those away.
+PAUSE_AFTER_S: Final = 2.0
+COMMIT_RETRY_S: Final = 1.0
+# A consumer that gets one of these would get it for ever.
+_FINAL: Final = frozenset(
+    (
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError._FATAL,
+        KafkaError.INVALID_SESSION_TIMEOUT,
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    )
+)
+_log = logging.getLogger("oncekey")
+
+
+class GroupMember:
+    """The thread and the clients of one consumer; its broker shares the work and the lock.
+
+    changed       guards the work and the fields here
+    check_topic   is called after partitions were assigned or set back; raises if the topic is
+                  another one than at the start
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        config: Mapping[str, Any],
+        work: PartitionWork,
+        changed: threading.Condition,
+        check_topic: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._work = work
+        self._changed = changed
+        self._check_topic = check_topic
+        self._skips_to_end = config["auto.offset.reset"] == "latest"
+        self._trouble: OncekeyError | None = None  # raised once
+        self._failure: BaseException | None = None  # raised always
+        self._wanted_at = time.monotonic()
+        self._commit_after = 0.0
+        self._closing = threading.Event()
+        self._producer = _producer(config)
+        self._consumer = _consumer(config, settings.group, self._on_error, self._on_commit)
+        self._consumer.subscribe(
+            settings.consumed,
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+        name = f"oncekey-kafka-{settings.group}"
+        self._thread = threading.Thread(target=self._poll, name=name, daemon=True)
+        self._thread.start()
+
+    # --- for the broker, which holds the lock ---------------------------------------------------
+
+    @property
+    def is_closing(self) -> bool:
+        return self._closing.is_set()
+
+    def want(self, until: float) -> None:
+        """Messages are wanted until then, so no partition needs to be paused."""
+        self._wanted_at = max(self._wanted_at, until)
+
+    def raise_trouble(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
+
+    def forward(self, forwards: Iterable[Forward]) -> None:
+        """Begin to write records to other topics; the thread hears how it ended."""
+        for forward in forwards:
+            topic, key, value, headers = forward.record
+            report = self._report(forward)
+            try:
+                self._producer.produce(
+                    topic, value=value, key=key, headers=list(headers), on_delivery=report
+                )
+            except (BufferError, KafkaException) as error:
+                self._work.written(forward, error)
+
+    def close(self) -> None:
+        """Leave the group, without the lock. Whoever calls has waited for the handlers."""
+        self._closing.set()
+        self._thread.join()
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        try:
+            while not self._closing.is_set():
+                first = self._consumer.poll(POLL_S)
+                if first is not None:
+                    self._received([first, *self._consumer.consume(FETCH_MAX - 1, 0)])
+                self._producer.poll(0)
+                self._advance()
+        except BaseException as error:  # the thread that receives raises it
+            self._fail(error)
+        finally:
+            self._leave()
+
+    def _received(self, polled: Sequence[Message]) -> None:
+        records = []
+        for message in polled:
+            error = message.error()
+            if error is None:
+                records.append(record_of(message))
+            elif error.code() != KafkaError._PARTITION_EOF:
+                self._on_error(error)
+        with self._changed:
+            self._work.receive(records)
+            if self._work.was_set_back:
+                self._work.was_set_back = False
+                self._check_topic()
+            self._changed.notify_all()
+
+    def _advance(self) -> None:
+        """Commit what may be committed, and pause and resume partitions."""
+        now = time.monotonic()
+        with self._changed:
+            self.forward(self._work.stuck())
+            self._work.pause_all(now - self._wanted_at > PAUSE_AFTER_S)
+            changes = self._work.pause_changes()
+            offsets = self._work.commits() if now >= self._commit_after else {}
+        if changes.pause:
+            self._consumer.pause(partitions_of(changes.pause))
+        if changes.resume:
+            self._consumer.resume(partitions_of(changes.resume))
+        if offsets:
+            self._consumer.commit(offsets=offsets_of(offsets), asynchronous=True)
+
+    def _leave(self) -> None:
+        """Write what is on its way, and leave the group; a revocation commits what is done."""
+        try:
+            self._producer.flush(FORWARD_TIMEOUT_S)
+            self._consumer.close()
+        except (KafkaException, RuntimeError) as error:
+            _log.warning("the Kafka consumer of %s did not close: %s", self._settings.topic, error)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _report(self, forward: Forward) -> Callable[[KafkaError | None, Message], None]:
+        def report(error: KafkaError | None, message: Message) -> None:
+            with self._changed:
+                self._work.written(forward, error)
+                self._changed.notify_all()
+
+        return report
+
+    # --- callbacks of the client, in the thread -------------------------------------------------
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._skips_to_end:
+            self._pin_the_end(partitions)
+        with self._changed:
+            self._work.assign(names_of(partitions))
+            self._check_topic()
+
+    def _pin_the_end(self, partitions: list[TopicPartition]) -> None:
+        """Commit where a new group begins. Otherwise what arrives before its first commit would be
+        skipped by a consumer that starts at the end once more."""
+        seconds = self._settings.ask_timeout
+        ends = []
+        for each in self._consumer.committed(partitions, timeout=seconds):
+            if each.offset < 0:
+                _, end = self._consumer.get_watermark_offsets(each, timeout=seconds)
+                ends.append(TopicPartition(each.topic, each.partition, end))
+        if ends:
+            self._consumer.commit(offsets=ends, asynchronous=False)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Let what runs finish for a while, and commit what is done, before another member has the
+        partitions. What still runs then is the other member's to find in flight."""
+        names = names_of(partitions)
+        with self._changed:
+            self._work.begin_revoke(names)
+        self._wait_until_idle(names)
+        with self._changed:
+            offsets = self._work.commits(names)
+            self._work.end(names)
+        if offsets:
+            try:
+                self._consumer.commit(offsets=offsets_of(offsets), asynchronous=False)
+            except KafkaException as error:
+                # They are delivered again, and the store knows how they ended.
+                _log.warning("offsets of revoked partitions were not committed: %s", error)
+
+    def _wait_until_idle(self, names: list[Partition]) -> None:
+        until = time.monotonic() + self._settings.revoke_timeout
+        while time.monotonic() < until:
+            with self._changed:
+                if self._work.is_idle(names) or self._closing.is_set():
+                    return
+                self._changed.wait(POLL_S)
+            self._producer.poll(0)  # what goes to another topic is done when that has it
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Forget partitions that are another member's already: nothing is committed."""
+        names = names_of(partitions)
+        _log.warning("lost %s to another member of the group", names)
+        with self._changed:
+            self._work.end(names)
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        failed = [each for each in partitions if error is not None or each.error is not None]
+        if failed and (error is None or error.code() != KafkaError._NO_OFFSET):
+            _log.warning("Kafka did not take offsets: %s", error or failed[0].error)
+            with self._changed:
+                self._work.not_committed(names_of(failed))
+                self._commit_after = time.monotonic() + COMMIT_RETRY_S
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal() or error.code() in _FINAL:
+            self._fail(ConfigurationError(f"Kafka refuses this consumer: {error}"))
+            return
+        with self._changed:
+            self._trouble = unavailable(error)
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+        self._closing.set()
+
+
+def _producer(config: Mapping[str, Any]) -> Producer:
+    timeout = int(FORWARD_TIMEOUT_S * 1000)
+    options = {**connection_options(config), "acks": "all", "message.timeout.ms": timeout}
+    return Producer(options)
+
+
+def _consumer(
+    config: Mapping[str, Any],
+    group: str,
+    on_error: Callable[[KafkaError], None],
+    on_commit: Callable[[KafkaError | None, list[TopicPartition]], None],
+) -> Consumer:
+    options = {
+        "error_cb": on_error,
+        **config,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "on_commit": on_commit,
+    }
+    return Consumer(options)

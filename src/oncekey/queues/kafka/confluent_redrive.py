@@ -1,0 +1,89 @@
+"""Moves dead letters of a consumer back to its topic, over confluent-kafka.
+
+Each letter is written to the topic with the mark of this redrive, and only then the offset of the
+dead-letter topic passes it; the group of the redrive keeps how far it came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.kafka.confluent_topics import unavailable
+from oncekey.queues.kafka.confluent_values import connection_options, record_of, stores_headers
+from oncekey.queues.kafka.kafka_settings import FORWARD_TIMEOUT_S, REDRIVE_SUFFIX, KafkaSettings
+from oncekey.queues.redrive import REDRIVE_HEADER
+
+
+def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int, id: str) -> int:
+    """Move at most `most` letters that were in the dead-letter topic at the start; how many."""
+    if not stores_headers(config):
+        raise ConfigurationError(
+            "these brokers store no headers, so a dead letter that comes back cannot be told from "
+            "a duplicate; free its key by `oncekey release`, and send the message again"
+        )
+    connection = connection_options(config)
+    options = {
+        **connection,
+        "group.id": settings.group + REDRIVE_SUFFIX,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+    }
+    consumer = Consumer(options)
+    try:
+        ends = _assign(consumer, settings)
+        producer = Producer({**connection, "acks": "all"})
+        return _move(consumer, producer, settings, ends, most, id)
+    except KafkaException as error:
+        raise unavailable(error) from error
+    finally:
+        consumer.close()
+
+
+def _assign(consumer: Consumer, settings: KafkaSettings) -> dict[int, int]:
+    """Assign what is left in the dead-letter topic; the end of each partition with letters."""
+    topic, seconds = settings.dead_letter_topic, settings.ask_timeout
+    numbers = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
+    wanted = [TopicPartition(topic, number) for number in numbers]
+    ends: dict[int, int] = {}
+    starts: list[TopicPartition] = []
+    for each in consumer.committed(wanted, timeout=seconds):
+        first, end = consumer.get_watermark_offsets(each, timeout=seconds)
+        if max(each.offset, first) < end:
+            ends[each.partition] = end
+            start = each.offset if each.offset >= 0 else OFFSET_BEGINNING
+            starts.append(TopicPartition(topic, each.partition, start))
+    consumer.assign(starts)
+    return ends
+
+
+def _move(
+    consumer: Consumer,
+    producer: Producer,
+    settings: KafkaSettings,
+    ends: dict[int, int],
+    most: int,
+    id: str,
+) -> int:
+    moved = 0
+    until = time.monotonic() + settings.ask_timeout
+    while ends and moved < most and time.monotonic() < until:
+        letter = consumer.poll(0.1)
+        if letter is None or letter.error() is not None:
+            continue
+        until = time.monotonic() + settings.ask_timeout
+        record = record_of(letter)
+        headers: list[tuple[str, str | bytes | None]] = [(REDRIVE_HEADER, id)]
+        headers += [(n, v) for n, v in record.headers if n.lower() != REDRIVE_HEADER]
+        producer.produce(settings.topic, value=record.value, key=record.key, headers=headers)
+        if producer.flush(FORWARD_TIMEOUT_S):
+            break  # it was not written, and stays where it is
+        consumer.commit(message=letter, asynchronous=False)
+        moved += 1
+        if record.position.offset + 1 >= ends[record.position.partition]:
+            del ends[record.position.partition]
+    return moved

@@ -1,0 +1,98 @@
+"""What a cluster tells about topics, asked by confluent-kafka.
+
+Old brokers, and librdkafka's mock, cannot be asked for some of it: that is None here, and whoever
+needs it refuses to begin. This module writes nothing; a broker that creates topics by itself does
+so when it is asked for one that it does not have.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs hide two of them
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker import BrokerUnavailable
+
+_PAUSE_S: Final = 0.1
+_NEW_TOPIC: Final = frozenset((KafkaError.LEADER_NOT_AVAILABLE,))
+
+
+class ConfluentTopics:
+    """Questions to the cluster; each takes `timeout` seconds at most."""
+
+    def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
+        self._admin = AdminClient(dict(config))
+        self._timeout = timeout
+
+    def check(self, topics: Sequence[str]) -> None:
+        """Raise ConfigurationError for topics that do not exist."""
+        missing = [topic for topic in topics if not self._exists(topic)]
+        if missing:
+            raise ConfigurationError(
+                f"Kafka has no topic {', '.join(missing)}; create it first, since a message that "
+                "cannot be moved there holds back its partition"
+            )
+
+    def _exists(self, topic: str) -> bool:
+        until = time.monotonic() + self._timeout
+        while True:
+            try:
+                found = self._admin.list_topics(topic, timeout=self._timeout).topics[topic]
+            except KafkaException as error:
+                raise unavailable(error) from error
+            if found.error is None:
+                return True
+            if found.error.code() not in _NEW_TOPIC or time.monotonic() > until:
+                return False
+            time.sleep(_PAUSE_S)  # the broker has just created it, and elects a leader
+
+    def identity(self, topic: str) -> str | None:
+        """Return the topic's id, which another topic of the same name never has; None if the
+        cluster (before Kafka 2.8) has none."""
+        if not self._has_controller():
+            return None
+        asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._timeout)
+        try:
+            found = asked[topic].result().topic_id
+        except KafkaException:
+            return None
+        # A cluster without ids answers with zeros.
+        text = str(found) if found is not None else ""
+        return text if text.strip("A0-") else None
+
+    def retention(self, topics: Sequence[str]) -> float | None:
+        """Return for how many seconds the longest of these topics keeps a message; math.inf for
+        ever, None if the cluster does not tell."""
+        if not self._has_controller():
+            return None
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        asked = self._admin.describe_configs(resources, request_timeout=self._timeout)
+        try:
+            return max(_retention(answer.result()) for answer in asked.values())
+        except KafkaException:
+            return None
+
+    def _has_controller(self) -> bool:
+        try:
+            cluster = self._admin.list_topics(timeout=self._timeout)
+        except KafkaException as error:
+            raise unavailable(error) from error
+        return cluster.controller_id in cluster.brokers and cluster.cluster_id is not None
+
+
+def _retention(configs: Mapping[str, Any]) -> float:
+    policy, kept = configs["cleanup.policy"].value, int(configs["retention.ms"].value)
+    return math.inf if kept < 0 or "delete" not in policy else kept / 1000
+
+
+def unavailable(error: KafkaException | KafkaError) -> BrokerUnavailable:
+    return BrokerUnavailable(f"Kafka does not answer as it should: {error}")

@@ -1,0 +1,186 @@
+"""A topic of its own for each test, with its dead-letter, retry and park topics, seen from outside.
+
+Topics and groups are looked at by clients of their own, so that what a consumer says of itself does
+not count as proof.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from tests.support.servers import processes
+
+from oncekey import Once
+from oncekey.queues.disposition import Kind
+from oncekey.queues.kafka import KafkaConsumer
+from oncekey.queues.queue_message import Message as QueueMessage
+
+SECONDS = 30.0
+# A member that was killed is missed soon, and a group is not kept waiting.
+GROUP_TIMES: dict[str, Any] = {
+    "session.timeout.ms": 3_000,
+    "heartbeat.interval.ms": 300,
+    "topic.metadata.refresh.interval.ms": 1_000,
+}
+Handler = Callable[[QueueMessage], object]
+
+
+class Topic:
+    """One topic, and the consumer group `group` that consumes it."""
+
+    def __init__(self, client: dict[str, Any], name: str = "orders", group: str = "shop") -> None:
+        self.client = client
+        self.name = processes.fresh_name(name)
+        self.group = processes.fresh_name(group)
+        self._producer = Producer({**client, "acks": "all"})
+        self.partitions = len(
+            self._producer.list_topics(self.name, timeout=10).topics[self.name].partitions
+        )
+
+    @property
+    def dead(self) -> str:
+        return f"{self.name}.{self.group}.dead"
+
+    @property
+    def retry(self) -> str:
+        return f"{self.name}.{self.group}.retry"
+
+    @property
+    def parked(self) -> str:
+        return f"{self.name}.{self.group}.parked"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            **self.client,
+            **GROUP_TIMES,
+            "group.id": self.group,
+            "auto.offset.reset": "earliest",
+        }
+
+    def send(self, *orders: object, partition: int = 0, **headers: str) -> None:
+        """Send orders, each as a JSON body whose `order` is its business id."""
+        for order in orders:
+            body = json.dumps({"order": order}).encode()
+            self.send_body(body, partition=partition, key=str(order).encode(), **headers)
+        self.flush()
+
+    def send_body(
+        self, body: bytes, partition: int = 0, key: bytes | None = None, **headers: str
+    ) -> None:
+        pairs: list[tuple[str, str | bytes | None]] = list(headers.items())
+        self._producer.produce(self.name, body, key=key, partition=partition, headers=pairs)
+
+    def flush(self) -> None:
+        assert self._producer.flush(SECONDS) == 0
+
+    # --- what is there --------------------------------------------------------------------------
+
+    def read(self, topic: str, expected: int) -> list[Message]:
+        """Return `expected` messages of a topic from its beginning, outside of any group."""
+        reader = Consumer({**self.client, "group.id": "reader", "enable.auto.commit": False})
+        try:
+            numbers = reader.list_topics(topic, timeout=10).topics[topic].partitions
+            reader.assign([TopicPartition(topic, n, OFFSET_BEGINNING) for n in numbers])
+            found: list[Message] = []
+
+            def all_there() -> bool:
+                found.extend(m for m in reader.consume(100, 0.05) if m.error() is None)
+                return len(found) >= expected
+
+            processes.wait_until(all_there, f"{topic} has {expected} messages", SECONDS)
+            return found
+        finally:
+            reader.close()
+
+    def size(self, topic: str) -> int:
+        return sum(end for end in self.ends(topic).values())
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """Return how many messages each partition has had."""
+        with self._asking() as reader:
+            numbers = reader.list_topics(topic, timeout=10).topics[topic].partitions
+            return {
+                n: reader.get_watermark_offsets(TopicPartition(topic, n), timeout=10)[1]
+                for n in numbers
+            }
+
+    def committed(self, topic: str | None = None) -> dict[int, int]:
+        """Return the offset that the group has committed of each partition; 0 for none."""
+        name = topic or self.name
+        with self._asking() as reader:
+            numbers = reader.list_topics(name, timeout=10).topics[name].partitions
+            asked = reader.committed([TopicPartition(name, n) for n in numbers], timeout=10)
+            return {each.partition: max(0, each.offset) for each in asked}
+
+    @contextmanager
+    def _asking(self) -> Iterator[Consumer]:
+        reader = Consumer({**self.client, "group.id": self.group, "enable.auto.commit": False})
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+    def is_done(self) -> bool:
+        """True if the group has committed everything, in the topic and in its retry topic."""
+        return all(self.committed(name) == self.ends(name) for name in (self.name, self.retry))
+
+    def wait_until_done(self, seconds: float = SECONDS) -> None:
+        processes.wait_until(self.is_done, f"{self.group} has committed all", seconds)
+
+
+@contextmanager
+def running(consumer: KafkaConsumer) -> Iterator[KafkaConsumer]:
+    """Run a consumer in a thread of its own until the end of the block, and raise its error."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            consumer.run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield consumer
+    finally:
+        consumer.stop()
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def consumer_of(topic: Topic, once: Once, handler: Handler, **options: Any) -> KafkaConsumer:
+    given = {
+        "name": "shipping",
+        "key": "json:$.order",
+        "config": topic.config,
+        "retry_safe": True,
+        "backoff": "50ms",
+        **options,
+    }
+    return KafkaConsumer(once, handler, topic.name, **given)
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = SECONDS) -> None:
+    processes.wait_until(condition, what, seconds)
+
+
+def orders_of(messages: Sequence[Message]) -> list[object]:
+    return [json.loads(message.value() or b"{}").get("order") for message in messages]
+
+
+def settled(consumer: KafkaConsumer, kind: Kind) -> int:
+    return consumer.counts[kind]
+
+
+def monotonic() -> float:
+    return time.monotonic()
