@@ -3,7 +3,6 @@ stream_program.py, each with a client of its own kind. They repeat nothing."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -153,7 +152,7 @@ class AsyncRedisStreamBroker:
                 return stop.value
             try:
                 result = await self._perform(effect)
-            except (*_ERRORS, asyncio.TimeoutError) as error:
+            except _ERRORS as error:
                 raise _translated(error, self.program) from error
 
     async def _perform(self, effect: StreamEffect) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.queue_message import Message
@@ -34,12 +34,11 @@ class StreamEntry(NamedTuple):
 
 
 def message_of(
-    reply: Sequence[object], stream: str, body_field: str | None, identity: str | None
+    reply: Sequence[Any], stream: str, body_field: str | None, identity: str | None
 ) -> Message:
     """The message of an entry as take.lua returns it: id, deliveries, and a flat list of fields."""
     id_bytes, deliveries, flat = reply
-    assert isinstance(id_bytes, bytes) and isinstance(deliveries, int) and isinstance(flat, list)
-    fields = tuple(zip(flat[::2], flat[1::2], strict=True))
+    fields: Fields = tuple(zip(flat[::2], flat[1::2], strict=True))
     texts = _texts(fields)
     if body_field is None:
         own = {name: value for name, value in texts.items() if name.lower() not in _OURS}
@@ -47,7 +46,7 @@ def message_of(
     else:
         body = dict(fields).get(body_field.encode(), b"")
     headers = {name.lower(): value for name, value in texts.items() if name != body_field}
-    id = id_bytes.decode()
+    id: str = id_bytes.decode()
     return Message(
         body,
         stream,

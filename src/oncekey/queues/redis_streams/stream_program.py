@@ -222,7 +222,8 @@ class StreamProgram:
 
     def extend(self, messages: Sequence[Message], seconds: float) -> Flow:
         own = self.settings
-        arguments = [own.group, self.consumer, _ms(seconds + LEASE_MARGIN_S)]
+        arguments: list[str | bytes | int] = [own.group, self.consumer]
+        arguments.append(_ms(seconds + LEASE_MARGIN_S))
         for message in messages:
             arguments += (message.raw.id, message.raw.deliveries)
         gone = yield RunScript("extend", (own.stream, own.due_key), arguments)

@@ -57,12 +57,12 @@ class StreamSettings:
             is_needed = name in ("stream", "group")
             if (is_needed or value is not None) and not (isinstance(value, str) and value):
                 raise ConfigurationError(f"{name}={value!r} must be a name")
-        if self.start is not None and self.start not in _STARTS:
-            if not isinstance(self.start, str) or not _ID.fullmatch(self.start):
-                raise ConfigurationError(
-                    f"start={self.start!r} must be 'first' (everything that is in the stream), "
-                    "'new' (what is added from now on), or the id of an entry"
-                )
+        is_known = self.start is None or self.start in _STARTS
+        if not is_known and not _ID.fullmatch(str(self.start)):
+            raise ConfigurationError(
+                f"start={self.start!r} must be 'first' (everything that is in the stream), "
+                "'new' (what is added from now on), or the id of an entry"
+            )
         if self.acked not in ACKED_CHOICES:
             raise ConfigurationError(
                 f"acked={self.acked!r} must be one of {', '.join(ACKED_CHOICES)}"
