@@ -1,0 +1,10 @@
+"""Redis Streams: consumers with redis-py, for Redis 7 and Valkey 7.2 or newer."""
+
+from __future__ import annotations
+
+from oncekey.queues.redis_streams.redis_stream_consumer import (
+    AsyncRedisStreamConsumer,
+    RedisStreamConsumer,
+)
+
+__all__ = ["AsyncRedisStreamConsumer", "RedisStreamConsumer"]

@@ -1,0 +1,229 @@
+"""The port of a broker over redis-py, for threads and for tasks: they run the flows of
+stream_program.py, each with a client of its own kind. They repeat nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.retry import Retry
+
+from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.queues.broker import Settled
+from oncekey.queues.consumer_settings import BrokerFacts
+from oncekey.queues.queue_message import Message
+from oncekey.queues.redis_streams.stream_errors import translated
+from oncekey.queues.redis_streams.stream_program import (
+    AskServer,
+    Flow,
+    RunScript,
+    StreamEffect,
+    StreamProgram,
+    WaitForEntry,
+)
+from oncekey.queues.redis_streams.stream_scripts import script
+
+REPLY_TIMEOUT_S: Final = 5.0  # of our own clients, beyond the time of a blocking read
+_ERRORS: Final = (RedisError, OSError)
+_OURS: Final = {
+    "socket_timeout": REPLY_TIMEOUT_S,
+    "socket_connect_timeout": REPLY_TIMEOUT_S,
+}
+
+
+class RedisStreamBroker:
+    """A stream, from threads. `server` is a URL, or a client that stays the caller's."""
+
+    def __init__(self, server: str | Any, program: StreamProgram) -> None:
+        self.program = program
+        self._is_own = isinstance(server, str)
+        if isinstance(server, str):
+            retry = Retry(NoBackoff(), 0)
+            self._client: Any = _checked_url(redis.Redis, server, retry)
+        elif isinstance(server, (redis.Redis, redis.RedisCluster)):
+            self._client = server
+        else:
+            raise _not_a_server(server, "AsyncRedisStreamConsumer")
+        _check_client(self._client)
+
+    def facts(self) -> BrokerFacts:
+        facts: BrokerFacts = self._drive(self.program.facts())
+        return facts
+
+    def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        messages: Sequence[Message] = self._drive(self.program.receive(most, wait, lease))
+        return messages
+
+    def settle(self, settled: Sequence[Settled]) -> None:
+        self._drive(self.program.settle(settled))
+
+    def extend(self, messages: Sequence[Message], seconds: float) -> None:
+        self._drive(self.program.extend(messages, seconds))
+
+    def redrive(self, most: int, id: str) -> int:
+        moved: int = self._drive(self.program.redrive(most, id))
+        return moved
+
+    def close(self) -> None:
+        with suppress(OncekeyError):  # what is not given back comes when its lease is over
+            self._drive(self.program.leave())
+        if self._is_own:
+            self._client.close()
+
+    def _drive(self, flow: Flow) -> Any:
+        result = None
+        while True:
+            try:
+                effect = flow.send(result)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                result = self._perform(effect)
+            except _ERRORS as error:
+                raise _translated(error, self.program) from error
+
+    def _perform(self, effect: StreamEffect) -> Any:
+        execute = self._client.execute_command
+        if isinstance(effect, RunScript):
+            try:
+                return execute(*_script_command(effect, by_digest=True))
+            except NoScriptError:
+                return execute(*_script_command(effect, by_digest=False))
+        if isinstance(effect, WaitForEntry):
+            return execute(*_read_command(effect, self._client))
+        assert isinstance(effect, AskServer)
+        try:
+            return _flat_info(self._client.info())
+        except ResponseError:
+            return {}
+
+
+class AsyncRedisStreamBroker:
+    """A stream, from tasks of one event loop: see `RedisStreamBroker`."""
+
+    def __init__(self, server: str | Any, program: StreamProgram) -> None:
+        self.program = program
+        self._is_own = isinstance(server, str)
+        if isinstance(server, str):
+            retry = AsyncRetry(NoBackoff(), 0)
+            self._client: Any = _checked_url(redis.asyncio.Redis, server, retry)
+        elif isinstance(server, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
+            self._client = server
+        else:
+            raise _not_a_server(server, "RedisStreamConsumer")
+        _check_client(self._client)
+
+    async def facts(self) -> BrokerFacts:
+        facts: BrokerFacts = await self._drive(self.program.facts())
+        return facts
+
+    async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        messages: Sequence[Message] = await self._drive(self.program.receive(most, wait, lease))
+        return messages
+
+    async def settle(self, settled: Sequence[Settled]) -> None:
+        await self._drive(self.program.settle(settled))
+
+    async def extend(self, messages: Sequence[Message], seconds: float) -> None:
+        await self._drive(self.program.extend(messages, seconds))
+
+    async def redrive(self, most: int, id: str) -> int:
+        moved: int = await self._drive(self.program.redrive(most, id))
+        return moved
+
+    async def close(self) -> None:
+        with suppress(OncekeyError):
+            await self._drive(self.program.leave())
+        if self._is_own:
+            await self._client.aclose()
+
+    async def _drive(self, flow: Flow) -> Any:
+        result = None
+        while True:
+            try:
+                effect = flow.send(result)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                result = await self._perform(effect)
+            except _ERRORS as error:
+                raise _translated(error, self.program) from error
+
+    async def _perform(self, effect: StreamEffect) -> Any:
+        execute = self._client.execute_command
+        if isinstance(effect, RunScript):
+            try:
+                return await execute(*_script_command(effect, by_digest=True))
+            except NoScriptError:
+                return await execute(*_script_command(effect, by_digest=False))
+        if isinstance(effect, WaitForEntry):
+            return await execute(*_read_command(effect, self._client))
+        assert isinstance(effect, AskServer)
+        try:
+            return _flat_info(await self._client.info())
+        except ResponseError:
+            return {}
+
+
+def _script_command(effect: RunScript, *, by_digest: bool) -> list[Any]:
+    found = script(effect.name)
+    name = ("EVALSHA", found.digest) if by_digest else ("EVAL", found.text)
+    return [*name, len(effect.keys), *effect.keys, *effect.arguments]
+
+
+def _read_command(effect: WaitForEntry, client: Any) -> list[Any]:
+    """The blocking read. It must end before the client gives its connection up."""
+    milliseconds = effect.milliseconds
+    timeout = _settings_of(client).get("socket_timeout")
+    if timeout is not None:
+        milliseconds = max(1, min(milliseconds, int(timeout * 500)))
+    return [
+        *("XREADGROUP", "GROUP", effect.group, effect.consumer),
+        *("COUNT", 1, "BLOCK", milliseconds, "STREAMS", effect.stream, ">"),
+    ]
+
+
+def _settings_of(client: Any) -> dict[str, Any]:
+    pool = getattr(client, "connection_pool", None) or getattr(client, "nodes_manager", None)
+    settings: dict[str, Any] = getattr(pool, "connection_kwargs", None) or {}
+    return settings
+
+
+def _checked_url(kind: Any, url: str, retry: Any) -> Any:
+    try:
+        return kind.from_url(url, **_OURS, retry=retry)
+    except ValueError:
+        # It is not shown: it may have a password in it.
+        raise ConfigurationError(
+            "server= is not an address Redis understands; write redis://user:password@host:6379/0"
+        ) from None
+
+
+def _check_client(client: Any) -> None:
+    if _settings_of(client).get("decode_responses"):
+        raise ConfigurationError(
+            "this client has decode_responses=True, which changes bytes into text; give a client "
+            "without it"
+        )
+
+
+def _not_a_server(server: object, other: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"server= is a {type(server).__name__}; give a URL or a client of redis-py of this kind "
+        f"(the other kind is for {other})"
+    )
+
+
+def _flat_info(info: Any) -> dict[str, Any]:
+    """The fields of INFO; a cluster's client has them for each node, which is not looked at."""
+    return info if isinstance(info, dict) and "redis_version" in info else {}
+
+
+def _translated(error: BaseException, program: StreamProgram) -> OncekeyError:
+    return translated(error, program.settings.stream, program.settings.group)

@@ -1,0 +1,101 @@
+"""The settings of a stream's consumers: checked when they are given. Asks no server."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from oncekey.core.duration import Duration, microseconds
+from oncekey.core.errors import ConfigurationError
+
+BODY_FIELD_DEFAULT: Final = "body"
+DEAD_SUFFIX: Final = ":dead"
+PARKED_SUFFIX: Final = ":parked"
+FIRST: Final = "first"
+NEW: Final = "new"
+KEEP: Final = "keep"
+DELETE: Final = "delete"
+TRIM: Final = "trim"
+ACKED_CHOICES: Final = (KEEP, DELETE, TRIM)
+_ID: Final = re.compile(r"\d{1,20}(-\d{1,20})?")
+_STARTS: Final = {FIRST: "0", NEW: "$"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings:
+    """A stream, and how a group reads it.
+
+    stream        the name of its key
+    group         the consumer group
+    start         where a group begins that does not exist yet: "first" (everything that is in the
+                  stream), "new" (what is added from then on) or an entry's id (what comes after
+                  it); None refuses to make a group
+    body_field    the field that is the message's body; None makes the body of all fields, as JSON
+    dead_letters  the stream for dead letters, by default the stream's name with :dead
+    parked        the stream for messages of which nobody knows how they ended, and for notes about
+                  entries that were trimmed before they were done; by default with :parked
+    acked         what becomes of entries that are done: "keep" (trimming is somebody else's),
+                  "delete" (refused if another group reads the stream), or "trim" (the front of the
+                  stream is trimmed, as far as all groups are done)
+    retention     for how long a message can come back, if you know that; `keep` must cover it
+    """
+
+    stream: str
+    group: str
+    start: str | None = None
+    body_field: str | None = BODY_FIELD_DEFAULT
+    dead_letters: str | None = None
+    parked: str | None = None
+    acked: str = KEEP
+    retention: Duration | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("stream", "group", "dead_letters", "parked", "body_field"):
+            value = getattr(self, name)
+            is_needed = name in ("stream", "group")
+            if (is_needed or value is not None) and not (isinstance(value, str) and value):
+                raise ConfigurationError(f"{name}={value!r} must be a name")
+        is_known = self.start is None or self.start in _STARTS
+        if not is_known and not _ID.fullmatch(str(self.start)):
+            raise ConfigurationError(
+                f"start={self.start!r} must be 'first' (everything that is in the stream), "
+                "'new' (what is added from now on), or the id of an entry"
+            )
+        if self.acked not in ACKED_CHOICES:
+            raise ConfigurationError(
+                f"acked={self.acked!r} must be one of {', '.join(ACKED_CHOICES)}"
+            )
+        if len({self.stream, self.dead_key, self.parked_key, self.due_key}) < 4:
+            raise ConfigurationError("stream, dead_letters and parked must be different keys")
+        if self.retention is not None:
+            microseconds(self.retention, name="retention")
+
+    @property
+    def start_id(self) -> str:
+        """Where XGROUP CREATE begins; "" if it must not be called."""
+        if self.start is None:
+            return ""
+        return _STARTS.get(self.start, self.start)
+
+    @property
+    def dead_key(self) -> str:
+        return self.dead_letters or self.stream + DEAD_SUFFIX
+
+    @property
+    def parked_key(self) -> str:
+        return self.parked or self.stream + PARKED_SUFFIX
+
+    @property
+    def due_key(self) -> str:
+        """The key of the sorted set with the time from which each pending entry may be taken."""
+        return f"{self.stream}:oncekey:{self.group}"
+
+    @property
+    def retention_s(self) -> float:
+        """How long messages can come back. A stream is trimmed by count, if at all, and what is
+        pending or a dead letter stays, so without a choice that is for ever."""
+        if self.retention is None:
+            return math.inf
+        return microseconds(self.retention, name="retention") / 1_000_000
