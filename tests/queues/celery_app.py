@@ -1,7 +1,7 @@
 """The Celery app of these tests. Workers load it by name; what it talks to comes by environment.
 
-Tasks write each run into a list of Valkey and wait at a gate, which is another list: a test opens it
-when it has seen what it waits for, so that no task sleeps.
+Tasks write each run into a list of Valkey and wait at a gate, which is another list: a test opens
+it when it has seen what it waits for, so that no task sleeps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ broker, notes_url, store = (
         ("ONCEKEY_TEST_STORE", "memory://"),
     )
 )
-app = Celery("celery_app", broker=broker, backend=os.environ.get("ONCEKEY_TEST_BACKEND", "cache+memory://"))
+app = Celery(
+    "celery_app", broker=broker, backend=os.environ.get("ONCEKEY_TEST_BACKEND", "cache+memory://")
+)
 app.conf.update(
     task_acks_late=True,
     task_reject_on_worker_lost=True,
@@ -44,7 +46,7 @@ if broker.startswith("redis"):
         "unacked_restore_throttle": 1,
     }
 once = Once(store, policy=Policy(lease=LEASE, keep="1h"))
-notes: redis.Redis[str] = redis.Redis.from_url(notes_url, decode_responses=True)
+notes: redis.Redis = redis.Redis.from_url(notes_url, decode_responses=True)
 
 
 @task_prerun.connect

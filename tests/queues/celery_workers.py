@@ -15,7 +15,12 @@ _ROOT = _HERE.parent.parent
 
 
 def start_worker(
-    environment: Mapping[str, str], *, name: str, pool: str = "prefork", slots: int = 2, queues: str = "celery"
+    environment: Mapping[str, str],
+    *,
+    name: str,
+    pool: str = "prefork",
+    slots: int = 2,
+    queues: str = "celery",
 ) -> Process:
     """Start a worker; it is ready when it says so in its log."""
     directory = processes.scratch() / processes.fresh_name(f"celery-{name}")

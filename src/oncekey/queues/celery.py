@@ -88,7 +88,7 @@ def idempotent_task(
     """
     if not isinstance(once, Once):
         raise ConfigurationError(
-            f"idempotent_task needs a Once, not a {type(once).__name__}: Celery runs plain functions"
+            f"idempotent_task needs a Once, not a {type(once).__name__}: tasks are plain functions"
         )
 
     def decorate(task: T) -> T:
