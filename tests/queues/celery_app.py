@@ -46,7 +46,9 @@ if broker.startswith("redis"):
         "unacked_restore_throttle": 1,
     }
 once = Once(store, policy=Policy(lease=LEASE, keep="1h"))
-notes: redis.Redis = redis.Redis.from_url(notes_url, decode_responses=True)
+notes: redis.Redis = redis.Redis.from_url(
+    notes_url, decode_responses=True, socket_timeout=GATE_S + 5
+)
 
 
 @task_prerun.connect
@@ -54,13 +56,12 @@ def count(task_id: str = "", **_: Any) -> None:
     notes.incr(f"deliveries:{task_id}")
 
 
-def effect(name: str, gate: bool = True) -> int:
+def effect(name: str, waits: bool = True) -> int:
     """Note one run; then wait until the test opens the gate of this name."""
     runs = int(notes.rpush(f"effects:{name}", os.getpid()))
-    if gate:
-        opened = notes.blpop([f"gate:{name}"], timeout=GATE_S)
-        assert opened, f"nobody opened the gate of {name}"
-        notes.rpush(f"gate:{name}", "open")
+    if waits:
+        gate = f"gate:{name}"  # what it moves stays, also if this process dies meanwhile
+        assert notes.blmove(gate, gate, GATE_S), f"nobody opened {gate}"
     return runs
 
 
@@ -80,21 +81,21 @@ def ship_again(name: str) -> dict[str, int]:
 @idempotent_task(once, key=lambda name: name)
 @app.task
 def quick(name: str) -> str:
-    effect(name, gate=False)
+    effect(name, waits=False)
     return name
 
 
 @idempotent_task(once, key=lambda name: name)
 @app.task
 def fails(name: str) -> None:
-    effect(name, gate=False)
+    effect(name, waits=False)
     raise ValueError(f"no such address: {name}")
 
 
 @idempotent_task(once, key=lambda name, tries: name)
 @app.task(bind=True, max_retries=5)
 def by_hand(self: Task, name: str, tries: int) -> int:
-    if effect(name, gate=False) < tries:
+    if effect(name, waits=False) < tries:
         raise self.retry(countdown=0)
     return tries
 
@@ -102,7 +103,7 @@ def by_hand(self: Task, name: str, tries: int) -> int:
 @idempotent_task(once, key=lambda name, tries: name)
 @app.task(autoretry_for=(ConnectionError,), retry_kwargs={"max_retries": 5, "countdown": 0})
 def by_itself(name: str, tries: int) -> int:
-    if effect(name, gate=False) < tries:
+    if effect(name, waits=False) < tries:
         raise ConnectionError("the carrier does not answer")
     return tries
 

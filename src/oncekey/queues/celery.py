@@ -9,7 +9,7 @@ also while it is still running or waiting for its ETA. What the guard does with 
     replayed, for another task id         the stored value is returned: that task has a result too
     replayed, for a task id that has its  Ignore: nothing is stored, sent or counted a second time
     result already
-    in flight elsewhere                   a copy is sent for after that lease, then Ignore: the
+    in flight elsewhere                   a copy is sent for later, then Ignore: the
                                           running task's result and its chord are not touched
     the task asked for a retry            the key is free again, Retry goes on
     failed for good, mismatch, unknown    raised: the task fails (with acks_on_failure=False its
@@ -50,12 +50,12 @@ from oncekey.queues.task_guard import (
     TaskKey,
     TaskRequest,
     TaskScope,
+    put_off_s,
 )
 
 T = TypeVar("T")
 # A copy waits in a worker's memory, unacknowledged: shorter than any broker's time limit for that.
 PUT_OFF_MAX_S: Final = 300.0
-PUT_OFF_MIN_S: Final = 0.5
 # How long a duplicate waits for another worker that sends the same copy.
 PUT_OFF_WAIT: Final = "5s"
 # A worker that has just stored an outcome stores its task's result a moment later.
@@ -218,7 +218,7 @@ class GuardedTask:
         except InFlight as error:
             self._put_off(request, scope, error.retry_after, "it runs elsewhere")
         except LeaseLost:
-            self._put_off(request, scope, PUT_OFF_MIN_S, "it was overtaken")
+            self._put_off(request, scope, 0.0, "it was overtaken")
         except StoreUnavailable as error:
             self._give_back(request, error)
         except OperationFailed as error:
@@ -254,8 +254,8 @@ class GuardedTask:
         self, request: Any, scope: str, seconds: float, why: str, awaited: bool = False
     ) -> NoReturn:
         """Send the task once more, for later, and end this delivery of it without a trace."""
-        delay = max(PUT_OFF_MIN_S, min(seconds, self._longest))
         number = int(request.get(_PUT_OFF) or 0)
+        delay = put_off_s(number, seconds, self._longest)
         key = f"{request.id}:{request.retries}:{number}"
 
         def send(attempt: object) -> None:

@@ -6,7 +6,7 @@ This one wraps the actor's function. What it does with each outcome:
     how the attempt ended             in Dramatiq's terms
     --------------------------------- -----------------------------------------------------------
     finished, or replayed             the value is returned
-    in flight elsewhere               Retry after that lease; it does not count against max_retries
+    in flight elsewhere               Retry later, which does not count against max_retries
     the actor raised, the key is free the error goes on: Retries sends the message again, or not
     failed for good, mismatch,        an error that Retries does not retry: the message goes to the
     unknown, no key                   dead-letter queue
@@ -38,7 +38,6 @@ from oncekey.core.errors import (
     Terminal,
 )
 from oncekey.engine.blocking.once import Once
-from oncekey.queues.disposition import HIDE_MARGIN_S
 from oncekey.queues.task_guard import (
     ARGUMENTS,
     STORE_PAUSE_S,
@@ -46,11 +45,13 @@ from oncekey.queues.task_guard import (
     TaskKey,
     TaskRequest,
     TaskScope,
+    put_off_s,
 )
 
 A = TypeVar("A", bound="Actor[Any, Any]")
 # A delayed message waits in a worker's memory, so no longer than this at a time.
 PUT_OFF_MAX_S: Final = 300.0
+_PUT_OFFS: Final = "oncekey_put_offs"
 _FINAL: Final = (OperationFailed, Mismatch, OutcomeUnknown, NotReplayable, InvalidKey)
 
 
@@ -205,5 +206,7 @@ class GuardedActor:
 def _put_off(message: Any, seconds: float, error: Exception) -> NoReturn:
     # Retries adds one to this count when it sends the message again.
     message.options["retries"] = message.options.get("retries", 0) - 1
-    delay = min(seconds + HIDE_MARGIN_S, PUT_OFF_MAX_S)
+    number = message.options.get(_PUT_OFFS, 0)
+    message.options[_PUT_OFFS] = number + 1
+    delay = put_off_s(number, seconds, PUT_OFF_MAX_S)
     raise _PutOff(str(error), delay=int(delay * 1_000)) from error

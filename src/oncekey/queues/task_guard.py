@@ -10,6 +10,7 @@ A guard knows no framework. The adapters say what each error means there.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.identity import KeyLike
 from oncekey.core.origin import ROUTE_MAX_CHARS, Origin, shown
 from oncekey.core.policy import OPTION_NAMES
+from oncekey.queues.disposition import HIDE_MARGIN_S
 
 DELIVERY: Final = "delivery"
 ARGUMENTS: Final = "arguments"
@@ -24,10 +26,18 @@ SURFACE: Final = "queue"
 # How long a worker waits before it puts a task back whose store does not answer. It keeps its place
 # meanwhile, so that a queue is not emptied into the workers' memory while the store is away.
 STORE_PAUSE_S: Final = 5.0
+# How long a task whose key is held elsewhere is put off the first time; doubled with each time.
+PUT_OFF_FIRST_S: Final = 1.0
 
 TaskKey = str | Callable[..., Any]
 TaskRequest = str | Callable[..., Any] | None
 TaskScope = str | Callable[..., Any]
+
+
+def put_off_s(number: int, lease_left: float, longest: float) -> float:
+    """How long to put off a task whose key is held elsewhere, for the `number`th time, from 0. Most
+    duplicates come while the first run is about to end, so it is not the whole lease at once."""
+    return min(math.ldexp(PUT_OFF_FIRST_S, min(number, 32)), lease_left + HIDE_MARGIN_S, longest)
 
 
 class TaskGuard:

@@ -32,7 +32,6 @@ from taskiq.exceptions import NoResultError
 
 from oncekey.core.errors import ConfigurationError, InFlight, LeaseLost, StoreUnavailable
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.queues.disposition import HIDE_MARGIN_S
 from oncekey.queues.task_guard import (
     ARGUMENTS,
     STORE_PAUSE_S,
@@ -40,11 +39,13 @@ from oncekey.queues.task_guard import (
     TaskKey,
     TaskRequest,
     TaskScope,
+    put_off_s,
 )
 
 T = TypeVar("T", bound="AsyncTaskiqDecoratedTask[Any, Any]")
 # How long a message whose task runs elsewhere waits in a worker before it is sent again.
 PUT_OFF_MAX_S: Final = 30.0
+_PUT_OFFS: Final = "oncekey_put_offs"
 _ACK_TYPE: Final = "ack_type"
 _message: contextvars.ContextVar[TaskiqMessage | None] = contextvars.ContextVar(
     "oncekey_taskiq_message", default=None
@@ -163,9 +164,10 @@ async def _send_again(
 ) -> NoReturn:
     """Wait, send the message once more, and end this delivery without a result. If sending fails
     the error is not NoResultError, so it becomes the task's result and does not go unseen."""
-    delay = STORE_PAUSE_S if isinstance(error, StoreUnavailable) else HIDE_MARGIN_S
-    if isinstance(error, InFlight):
-        delay = min(error.retry_after + HIDE_MARGIN_S, PUT_OFF_MAX_S)
-    await asyncio.sleep(delay)
+    number = int(message.labels.get(_PUT_OFFS, 0))
+    left = error.retry_after if isinstance(error, InFlight) else 0.0
+    is_away = isinstance(error, StoreUnavailable)
+    await asyncio.sleep(STORE_PAUSE_S if is_away else put_off_s(number, left, PUT_OFF_MAX_S))
+    message.labels[_PUT_OFFS] = str(number + 1)
     await task.broker.kick(task.broker.formatter.dumps(message))
     raise NoResultError from error
