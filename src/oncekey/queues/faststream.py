@@ -28,7 +28,7 @@ from faststream.exceptions import NackMessage, RejectMessage
 from faststream.message import SourceType
 
 from oncekey.core.duration import Duration, microseconds
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
 from oncekey.queues.consumer_settings import (
@@ -192,7 +192,7 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
             delivery.msg.message_id,
             kind,
             disposition.reason,
-            exc_info=delivery.error,
+            exc_info=None if isinstance(delivery.error, OncekeyError) else delivery.error,
         )
         if kind in (Kind.DEAD_LETTER, Kind.PARK):
             if self._guard.dead_letter is not None:
