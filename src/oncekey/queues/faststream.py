@@ -1,0 +1,226 @@
+"""`IdempotencyMiddleware`: FastStream handlers that run at most once per key.
+
+A middleware of FastStream's own kind, for the subscribers of a broker or of a router. It drives the
+same flow as the consumers of this package, with these ends:
+
+    disposition          in FastStream's terms
+    -------------------- ------------------------------------------------------------------------
+    REMOVE               the handler's value, or the stored one, is returned: acknowledged, and its
+                         reply and publishers get it
+    HIDE, RETRY,         waits, at most `hold_max`, then NackMessage: delivered again
+    GIVE_BACK
+    DEAD_LETTER, PARK    `dead_letter` is called, if there is one, then RejectMessage
+
+RabbitMQ moves a rejected message to the dead-letter exchange. Kafka and the others forget it, so
+there `dead_letter` is required. A subscriber that acknowledges first, or by hand, is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from faststream import AckPolicy, BaseMiddleware, StreamMessage
+from faststream.exceptions import NackMessage, RejectMessage
+from faststream.message import SourceType
+
+from oncekey.core.duration import Duration, microseconds
+from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.queues.aio.message_handler import AsyncMessageHandler
+from oncekey.queues.consumer_settings import (
+    BACKOFF_DEFAULT,
+    BACKOFF_MAX_DEFAULT,
+    MAX_TRIES_DEFAULT,
+    BrokerFacts,
+    ConsumerPlan,
+    ConsumerSettings,
+    RequestChoice,
+    plan_of,
+)
+from oncekey.queues.disposition import Disposition, Kind
+from oncekey.queues.handler_call import HandlerCall
+from oncekey.queues.message_key import KeyChoice
+from oncekey.queues.queue_message import Message
+from oncekey.queues.task_guard import STORE_PAUSE_S
+from oncekey.queues.work_in_hand import Entry
+
+HOLD_MAX_DEFAULT: Final = "30s"
+_TOO_EARLY: Final = (AckPolicy.ACK_FIRST, AckPolicy.MANUAL)
+# The packages of FastStream whose brokers keep a rejected message.
+_KEEPS_REJECTED: Final = ("faststream.rabbit",)
+_log = logging.getLogger("oncekey")
+
+DeadLetterHandler = Callable[["StreamMessage[Any]", Disposition], Awaitable[object]]
+
+
+class IdempotencyMiddleware:
+    """Makes the middleware of each message: `Broker(middlewares=[IdempotencyMiddleware(...)])`.
+
+    name         the consumer's name: its operation, and with the queue its scope
+    key          'header:NAME', 'json:$.path', or a function of the message; its `raw` is
+                 FastStream's own
+    dead_letter  an async function of FastStream's message and the disposition
+    hold_max     for how long a message is held here before it goes back to the broker
+    options      are fields of Policy
+    """
+
+    def __init__(
+        self,
+        once: AsyncOnce,
+        *,
+        name: str,
+        key: KeyChoice,
+        request: RequestChoice = "body",
+        max_tries: int = MAX_TRIES_DEFAULT,
+        backoff: Duration = BACKOFF_DEFAULT,
+        backoff_max: Duration = BACKOFF_MAX_DEFAULT,
+        hold_max: Duration = HOLD_MAX_DEFAULT,
+        dead_letter: DeadLetterHandler | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(once, AsyncOnce):
+            raise ConfigurationError(
+                f"IdempotencyMiddleware needs an AsyncOnce, not a {type(once).__name__}"
+            )
+        self.once = once
+        self.dead_letter = dead_letter
+        self.hold_max_s = microseconds(hold_max, name="hold_max") / 1_000_000
+        self._settings = ConsumerSettings(
+            name=name,
+            key=key,
+            request=request,
+            max_tries=max_tries,
+            backoff=backoff,
+            backoff_max=backoff_max,
+            options=options,
+        )
+        plan_of(self._settings, BrokerFacts(name), once.policy)  # what is wrong shows now
+        self._plans: dict[str, ConsumerPlan] = {}
+
+    def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
+        return _GuardedMessage(msg, context=context, guard=self)
+
+    def check(self, broker: Any) -> None:
+        """Raise ConfigurationError if a subscriber of this broker, or router, would lose messages.
+        Call it before the broker starts: `app.on_startup(lambda: guard.check(broker))`."""
+        for subscriber in broker.subscribers:
+            self.check_subscriber(subscriber)
+
+    def check_subscriber(self, subscriber: Any) -> None:
+        name = self._settings.name
+        if subscriber.ack_policy in _TOO_EARLY:
+            raise ConfigurationError(
+                f"consumer {name!r}: a subscriber with {subscriber.ack_policy} acknowledges its "
+                "message before the outcome is stored, so it is lost with its process. Give the "
+                "subscriber ack_policy=AckPolicy.REJECT_ON_ERROR or NACK_ON_ERROR"
+            )
+        package = type(subscriber).__module__
+        if self.dead_letter is None and not package.startswith(_KEEPS_REJECTED):
+            raise ConfigurationError(
+                f"consumer {name!r}: this broker forgets a rejected message; give dead_letter= an "
+                "async function that keeps it, for example by publishing it elsewhere"
+            )
+
+    def plan_for(self, queue: str) -> ConsumerPlan:
+        plan = self._plans.get(queue)
+        if plan is None:
+            plan = plan_of(self._settings, BrokerFacts(queue), self.once.policy)
+            self._plans[queue] = plan
+        return plan
+
+
+class _Delivery:
+    """One delivery: how to run its handler, and how that ended."""
+
+    __slots__ = ("call_next", "error", "msg", "value")
+
+    def __init__(self, msg: StreamMessage[Any], call_next: Callable[..., Awaitable[Any]]) -> None:
+        self.msg = msg
+        self.call_next = call_next
+        self.value: Any = None
+        self.error: Exception | None = None
+
+
+class _GuardedMessage(BaseMiddleware[Any, Any]):
+    """The middleware of one message."""
+
+    def __init__(self, msg: Any, /, *, context: Any, guard: IdempotencyMiddleware) -> None:
+        super().__init__(msg, context=context)
+        self._guard = guard
+
+    async def consume_scope(
+        self, call_next: Callable[..., Awaitable[Any]], msg: StreamMessage[Any]
+    ) -> Any:
+        if msg.source_type is not SourceType.CONSUME:
+            return await call_next(msg)  # the answer to a request of this process
+        guard, subscriber = self._guard, self.context.get_local("handler_")
+        guard.check_subscriber(subscriber)
+        if not isinstance(msg.body, bytes):
+            raise ConfigurationError(
+                "a batch has no one key; guard a subscriber that takes messages one by one"
+            )
+        delivery = _Delivery(msg, call_next)
+        queue = _queue_of(subscriber, msg)
+
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = await guard.once.run(*args, **kwargs)
+            except Exception as error:
+                delivery.error = error
+                raise
+            delivery.value = result.value
+            return result
+
+        async def handle(message: Message) -> Any:
+            return await call_next(msg)
+
+        call = HandlerCall(handle, is_async=True, in_transaction=False)
+        handler = AsyncMessageHandler(guard.once, call, guard.plan_for(queue), run=run)
+        entry = Entry(_message_of(msg, queue), time.monotonic())
+        return await self._end(delivery, await handler.handle(entry))
+
+    async def _end(self, delivery: _Delivery, disposition: Disposition) -> Any:
+        kind = disposition.kind
+        if kind is Kind.REMOVE:
+            return delivery.value
+        _log.warning(
+            "message %s: %s, %s",
+            delivery.msg.message_id,
+            kind,
+            disposition.reason,
+            exc_info=None if isinstance(delivery.error, OncekeyError) else delivery.error,
+        )
+        if kind in (Kind.DEAD_LETTER, Kind.PARK):
+            if self._guard.dead_letter is not None:
+                try:
+                    await self._guard.dead_letter(delivery.msg, disposition)
+                except Exception as error:  # the user's own function: the message must stay
+                    _log.warning("dead_letter= failed, the message goes back", exc_info=error)
+                    await asyncio.sleep(min(STORE_PAUSE_S, self._guard.hold_max_s))
+                    raise NackMessage from error
+            raise RejectMessage
+        seconds = STORE_PAUSE_S if kind is Kind.GIVE_BACK else disposition.seconds
+        await asyncio.sleep(min(seconds, self._guard.hold_max_s))
+        raise NackMessage
+
+
+def _message_of(msg: StreamMessage[Any], queue: str) -> Message:
+    headers = {
+        str(name).lower(): value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        for name, value in msg.headers.items()
+        if isinstance(value, str | bytes)
+    }
+    return Message(body=msg.body, queue=queue, headers=headers, delivery_id=msg.message_id, raw=msg)
+
+
+def _queue_of(subscriber: Any, msg: StreamMessage[Any]) -> str:
+    """The queue, topic or channel, as FastStream's own log calls it."""
+    context = subscriber.get_log_context(msg)
+    for name in ("queue", "topic", "channel", "stream", "subject"):
+        if context.get(name):
+            return str(context[name])
+    return ""

@@ -1,0 +1,119 @@
+"""The Celery app of these tests. Workers load it by name; what it talks to comes by environment.
+
+Tasks write each run into a list of Valkey and wait at a gate, which is another list: a test opens
+it when it has seen what it waits for, so that no task sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import redis
+from celery import Celery, Task
+from celery.signals import task_prerun
+
+from oncekey import Once, Policy
+from oncekey.queues.celery import idempotent_task
+
+VISIBILITY_S: Final = 1
+LEASE: Final = "2s"
+GATE_S: Final = 40
+
+broker, notes_url, store = (
+    os.environ.get(name, default)
+    for name, default in (
+        ("ONCEKEY_TEST_BROKER", "memory://"),
+        ("ONCEKEY_TEST_NOTES", "redis://127.0.0.1:1/0"),
+        ("ONCEKEY_TEST_STORE", "memory://"),
+    )
+)
+app = Celery(
+    "celery_app", broker=broker, backend=os.environ.get("ONCEKEY_TEST_BACKEND", "cache+memory://")
+)
+app.conf.update(
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    broker_connection_retry_on_startup=True,
+    result_chord_join_timeout=20,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+)
+if broker.startswith("redis"):
+    app.conf.broker_transport_options = {
+        "visibility_timeout": VISIBILITY_S,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+once = Once(store, policy=Policy(lease=LEASE, keep="1h"))
+notes: redis.Redis = redis.Redis.from_url(
+    notes_url, decode_responses=True, socket_timeout=GATE_S + 5
+)
+
+
+@task_prerun.connect
+def count(task_id: str = "", **_: Any) -> None:
+    notes.incr(f"deliveries:{task_id}")
+
+
+def effect(name: str, waits: bool = True) -> int:
+    """Note one run; then wait until the test opens the gate of this name."""
+    runs = int(notes.rpush(f"effects:{name}", os.getpid()))
+    if waits:
+        gate = f"gate:{name}"  # what it moves stays, also if this process dies meanwhile
+        assert notes.blmove(gate, gate, GATE_S), f"nobody opened {gate}"
+    return runs
+
+
+@idempotent_task(once, key=lambda name: name)
+@app.task
+def ship(name: str) -> dict[str, str]:
+    effect(name)
+    return {"shipped": name}
+
+
+@idempotent_task(once, key=lambda name: name, retry_safe=True)
+@app.task
+def ship_again(name: str) -> dict[str, int]:
+    return {"run": effect(name)}
+
+
+@idempotent_task(once, key=lambda name: name)
+@app.task
+def quick(name: str) -> str:
+    effect(name, waits=False)
+    return name
+
+
+@idempotent_task(once, key=lambda name: name)
+@app.task
+def fails(name: str) -> None:
+    effect(name, waits=False)
+    raise ValueError(f"no such address: {name}")
+
+
+@idempotent_task(once, key=lambda name, tries: name)
+@app.task(bind=True, max_retries=5)
+def by_hand(self: Task, name: str, tries: int) -> int:
+    if effect(name, waits=False) < tries:
+        raise self.retry(countdown=0)
+    return tries
+
+
+@idempotent_task(once, key=lambda name, tries: name)
+@app.task(autoretry_for=(ConnectionError,), retry_kwargs={"max_retries": 5, "countdown": 0})
+def by_itself(name: str, tries: int) -> int:
+    if effect(name, waits=False) < tries:
+        raise ConnectionError("the carrier does not answer")
+    return tries
+
+
+@app.task
+def collect(parts: list[Any], name: str) -> list[Any]:
+    notes.rpush(f"effects:{name}", "collected")
+    return parts
+
+
+@app.task
+def note(value: Any, name: str) -> None:
+    notes.rpush(f"effects:{name}", "called back")
