@@ -74,6 +74,11 @@ class AttemptBase:
         return self._job.policy.retry_safe
 
     @property
+    def connection(self) -> Any:
+        """The caller's connection, if this attempt runs in its transaction; else None."""
+        return self._runner._connection
+
+    @property
     def lost(self) -> bool:
         """True once this attempt may have been overtaken: stop, nothing of it will be stored.
 

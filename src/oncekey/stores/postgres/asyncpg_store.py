@@ -21,7 +21,8 @@ from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailab
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncCallerTransaction, Unfinished
-from oncekey.stores.postgres import errors
+from oncekey.stores.outbox_commands import OutboxCommand
+from oncekey.stores.postgres import errors, outbox_program
 from oncekey.stores.postgres.asyncpg_connections import (
     CANCEL_SECONDS,
     ERRORS,
@@ -44,6 +45,7 @@ from oncekey.stores.postgres.store_base import (
 from oncekey.stores.postgres.unfinished import UnfinishedPages
 from oncekey.stores.server_clock import reply_deadline
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -214,6 +216,15 @@ class AsyncPostgresStore(PostgresBase):
     async def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
         return await self._run(lambda: self._program.history(id))
+
+    async def create_outbox(self) -> None:
+        """Create the table of the outbox, unless it is there."""
+        await self.prepare()
+        await self._database.run(outbox_program.create(self._options.layout))
+
+    async def outbox(self, command: OutboxCommand[R], /) -> R:
+        """Do something with the outbox."""
+        return await self._run(lambda: outbox_program.run(command, self._program.now()))
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         """The store's records in the transaction of your connection or session."""

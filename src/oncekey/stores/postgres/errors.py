@@ -111,7 +111,7 @@ def sqlstate_of(error: BaseException | None) -> str:
     return ""
 
 
-def translate_error(error: BaseException, *, broken: bool) -> StoreUnavailable | None:
+def translate_error(error: BaseException, *, broken: bool) -> OncekeyError | None:
     """The error to raise for one of our own statements; None to raise the driver's error unchanged.
 
     `broken` is True if the driver's connection ended with it.
@@ -119,6 +119,8 @@ def translate_error(error: BaseException, *, broken: bool) -> StoreUnavailable |
     state = sqlstate_of(error)
     if state == CLAIM_TOO_LATE:
         return StoreUnavailable("the server came to it too late", ambiguous=False)
+    if lacks_outbox(error):
+        return no_outbox()
     if not state:
         if not broken:
             return None
@@ -219,6 +221,18 @@ def translate_caller_error(error: BaseException) -> Exception | None:
     if state[:2] in _STORE_CLASSES:
         return StoreUnavailable(describe(error), ambiguous=False)
     return None
+
+
+def lacks_outbox(error: BaseException) -> bool:
+    """True if the statement failed because the table or a function of the outbox is missing."""
+    return sqlstate_of(error) in SCHEMA_MISSING and "outbox" in _first_line(error)
+
+
+def no_outbox() -> ConfigurationError:
+    return ConfigurationError(
+        "the store has no outbox table; call create_table() of your outbox once, at start-up or "
+        "with a role that may create tables, or run `oncekey migrate --outbox`"
+    )
 
 
 def describe(error: BaseException) -> str:

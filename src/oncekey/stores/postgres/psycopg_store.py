@@ -22,7 +22,8 @@ from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailab
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinished
-from oncekey.stores.postgres import errors
+from oncekey.stores.outbox_commands import OutboxCommand
+from oncekey.stores.postgres import errors, outbox_program
 from oncekey.stores.postgres.caller_connections import join_sync
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.postgres_search import measure, search
@@ -48,6 +49,7 @@ from oncekey.stores.server_clock import reply_deadline
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -206,6 +208,15 @@ class PostgresStore(PostgresBase):
     def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._run(lambda: self._program.history(id))
+
+    def create_outbox(self) -> None:
+        """Create the table of the outbox, unless it is there."""
+        self.prepare()
+        self._database.run(outbox_program.create(self._options.layout))
+
+    def outbox(self, command: OutboxCommand[R], /) -> R:
+        """Do something with the outbox."""
+        return self._run(lambda: outbox_program.run(command, self._program.now()))
 
     def join(self, connection: Any, /) -> CallerTransaction:
         """The store's records in the transaction of your connection or session."""

@@ -91,7 +91,8 @@ class Layout(NamedTuple):
 @cache
 def make_queries(layout: Layout) -> dict[str, Query]:
     """Every query by name. Cached, because every `in_transaction` needs them."""
-    texts = load_queries(_PACKAGE, "sql/queries.sql")
+    files = ("sql/queries.sql", "sql/outbox_queries.sql")
+    texts = {name: sql for file in files for name, sql in load_queries(_PACKAGE, file).items()}
     return {name: make_query(substitute(sql, layout)) for name, sql in texts.items()}
 
 

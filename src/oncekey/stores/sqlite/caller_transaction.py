@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from oncekey.core.commands import Claim, Command, Done, Look, Release, Reply
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.sqlite import errors
+from oncekey.stores.outbox_commands import Added, OutboxRow
+from oncekey.stores.sqlite import errors, outbox_program
 from oncekey.stores.sqlite.program import BEGIN, LOCK, QUERIES, Program, Statement, Statements
 
 _SAVEPOINT: Final = Statement("SAVEPOINT oncekey_body")
@@ -34,13 +35,7 @@ class CallerProgram:
         self._checked = False
 
     def apply(self, commands: Sequence[Command], in_transaction: bool) -> Statements[list[Reply]]:
-        if not self._checked:
-            if in_transaction:
-                # Lock before anything is read: a deferred transaction that has read does not wait
-                # for the lock, and selecting the location is a read.
-                yield LOCK
-            self._check_location((yield _LOCATION))
-            self._checked = True
+        yield from self._check(in_transaction)
         if not in_transaction:
             if any(type(command) is Claim for command in commands):
                 self._check_may_begin()
@@ -52,6 +47,26 @@ class CallerProgram:
             elif any(type(command) is not Look for command in commands):
                 raise errors.transaction_ended()
         return (yield from self._program.apply_in_transaction(commands))
+
+    def add_message(self, row: OutboxRow, in_transaction: bool) -> Statements[Added]:
+        """Add a message to the store's outbox."""
+        yield from self._check(in_transaction)
+        if in_transaction:
+            yield LOCK
+        else:
+            self._check_may_begin()
+            yield BEGIN
+        return (yield from outbox_program.add(row, self._program.now()))
+
+    def _check(self, in_transaction: bool) -> Statements[None]:
+        if self._checked:
+            return
+        if in_transaction:
+            # Lock before anything is read: a deferred transaction that has read does not wait for
+            # the lock, and selecting the location is a read.
+            yield LOCK
+        self._check_location((yield _LOCATION))
+        self._checked = True
 
     def set_savepoint(self) -> Statements[None]:
         yield _SAVEPOINT

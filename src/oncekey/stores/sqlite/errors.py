@@ -91,6 +91,8 @@ def breaks_connection(error: sqlite3.Error) -> bool:
 def translate_error(error: sqlite3.Error, *, committing: bool) -> Exception:
     """The error to raise for a statement of our own transaction."""
     code = primary_code(error)
+    if lacks_outbox(error):
+        return no_outbox()
     if code in _NOT_A_STORE_FAILURE or code == 0:
         return error
     # A COMMIT that failed while writing may be on disk: after a crash the log decides (S5).
@@ -122,6 +124,8 @@ def translate_caller_error(error: sqlite3.Error) -> Exception:
             ambiguous=False,
         )
     message = str(error)
+    if lacks_outbox(error):
+        return no_outbox()
     if "no such table: oncekey_" in message:
         return ConfigurationError(
             "this connection's database has no oncekey tables; open Once on the same file first"
@@ -129,6 +133,17 @@ def translate_caller_error(error: sqlite3.Error) -> Exception:
     if "no such savepoint" in message:
         return transaction_ended()
     return translate_error(error, committing=False)
+
+
+def lacks_outbox(error: sqlite3.Error) -> bool:
+    return "no such table: oncekey_outbox" in str(error)
+
+
+def no_outbox() -> ConfigurationError:
+    return ConfigurationError(
+        "the store has no outbox table; call create_table() of your outbox once, at start-up, or "
+        "run `oncekey migrate --outbox`"
+    )
 
 
 def transaction_ended() -> ConfigurationError:

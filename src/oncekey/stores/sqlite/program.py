@@ -91,6 +91,10 @@ class Program:
     def __init__(self, clock: StoreClock) -> None:
         self._clock = clock
 
+    def now(self) -> int:
+        """What the store's clock says."""
+        return self._clock()
+
     def apply(self, commands: Sequence[Command]) -> Statements[list[Reply]]:
         """Apply commands of any kind, in a transaction of its own if something is written."""
         if not commands:

@@ -24,8 +24,9 @@ from oncekey.core.store import (
     CallerTransaction,
     Unfinished,
 )
+from oncekey.stores.outbox_commands import OutboxCommand
 from oncekey.stores.sqlalchemy_savepoints import is_async, is_sync
-from oncekey.stores.sqlite import durability
+from oncekey.stores.sqlite import durability, outbox_program
 from oncekey.stores.sqlite.caller_connections.drivers import (
     AiosqliteTransaction,
     LoopSQLite3Transaction,
@@ -47,6 +48,7 @@ from oncekey.stores.sqlite.program import Program, Statements
 from oncekey.stores.sqlite.sqlite_search import measure, search
 from oncekey.stores.store_rules import StoreClock, wall_clock
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 BUSY_TIMEOUT_DEFAULT = "5s"
@@ -148,6 +150,14 @@ class SQLiteStore(_Base):
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._database.run(self._program.history(id))
 
+    def create_outbox(self) -> None:
+        """Create the table of the outbox, unless it is there."""
+        self._database.run(outbox_program.create())
+
+    def outbox(self, command: OutboxCommand[R], /) -> R:
+        """Do something with the outbox."""
+        return self._database.run(outbox_program.run(command, self._clock))
+
     def join(self, connection: Any, /) -> CallerTransaction:
         """The store's records in the transaction of your sqlite3 connection, or of your SQLAlchemy
         session or connection.
@@ -222,6 +232,14 @@ class AsyncSQLiteStore(_Base):
     async def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
         return await self._run(self._program.history(id))
+
+    async def create_outbox(self) -> None:
+        """Create the table of the outbox, unless it is there."""
+        await self._run(outbox_program.create())
+
+    async def outbox(self, command: OutboxCommand[R], /) -> R:
+        """Do something with the outbox."""
+        return await self._run(outbox_program.run(command, self._clock))
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         """The store's records in the transaction of your aiosqlite or sqlite3 connection, or of

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.postgres import errors
+from oncekey.stores.outbox_commands import Added, OutboxRow
+from oncekey.stores.postgres import errors, outbox_program
 from oncekey.stores.postgres.caller_transaction import (
     NO_SAVEPOINT,
     Action,
@@ -49,14 +50,23 @@ class CallerTransactionBase(ABC):
         return [self._apply(command) for command in commands]
 
     def _apply(self, command: Command) -> Reply:
+        return self._run_here(lambda state: self._actions.apply(command, state))
+
+    def add_message(self, row: OutboxRow, /) -> Added:
+        """Add a message to the store's outbox, in this transaction."""
+        return self._run_here(lambda state: outbox_program.add(self._program, row, state))
+
+    def _run_here(self, make: Callable[[TransactionState], Actions[T]]) -> T:
+        """Run a program that refuses a connection to another store, once more if it is this one
+        that has changed."""
         known = self._program.identity
         try:
-            return self._run(self._actions.apply(command, self._transaction_state()))
+            return self._run(make(self._transaction_state()))
         except WrongStore:
             self._identify()
             if self._program.identity == known:
                 raise
-        return self._run(self._actions.apply(command, self._transaction_state()))
+        return self._run(make(self._transaction_state()))
 
     def set_savepoint(self) -> None:
         if self._actions.lacks_savepoint:
@@ -126,14 +136,21 @@ class AsyncCallerTransactionBase(ABC):
         return [await self._apply(command) for command in commands]
 
     async def _apply(self, command: Command) -> Reply:
+        return await self._run_here(lambda state: self._actions.apply(command, state))
+
+    async def add_message(self, row: OutboxRow, /) -> Added:
+        """Add a message to the store's outbox, in this transaction."""
+        return await self._run_here(lambda state: outbox_program.add(self._program, row, state))
+
+    async def _run_here(self, make: Callable[[TransactionState], Actions[T]]) -> T:
         known = self._program.identity
         try:
-            return await self._run(self._actions.apply(command, await self._transaction_state()))
+            return await self._run(make(await self._transaction_state()))
         except WrongStore:
             await self._identify()
             if self._program.identity == known:
                 raise
-        return await self._run(self._actions.apply(command, await self._transaction_state()))
+        return await self._run(make(await self._transaction_state()))
 
     async def set_savepoint(self) -> None:
         if self._actions.lacks_savepoint:
@@ -190,6 +207,8 @@ def _translate_error(error: BaseException, program: Program) -> Exception | None
     """The error to raise for a driver's; None to raise the driver's error unchanged."""
     if isinstance(error, ConfigurationError):
         return None
+    if errors.lacks_outbox(error):
+        return errors.no_outbox()
     if errors.sqlstate_of(error) in errors.SCHEMA_MISSING:
         return ConfigurationError(
             f"the connection leads to a database without oncekey's schema "

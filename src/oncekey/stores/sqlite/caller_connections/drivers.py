@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply
+from oncekey.stores.outbox_commands import Added, OutboxRow
 from oncekey.stores.sqlite import errors
 from oncekey.stores.sqlite.caller_transaction import CallerProgram
 from oncekey.stores.sqlite.connection import execute, raise_translated
@@ -38,6 +39,9 @@ class SQLite3Transaction:
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._run(self._program.apply(commands, self._connection.in_transaction))
+
+    def add_message(self, row: OutboxRow, /) -> Added:
+        return self._run(self._program.add_message(row, self._connection.in_transaction))
 
     def set_savepoint(self) -> None:
         self._run(self._program.set_savepoint())
@@ -73,6 +77,9 @@ class _AsyncDriverTransaction(ABC):
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return await self._run(self._program.apply(commands, self._connection.in_transaction))
+
+    async def add_message(self, row: OutboxRow, /) -> Added:
+        return await self._run(self._program.add_message(row, self._connection.in_transaction))
 
     async def set_savepoint(self) -> None:
         await self._run(self._program.set_savepoint())

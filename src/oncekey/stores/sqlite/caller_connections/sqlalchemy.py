@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from oncekey.core.commands import Claim, Claimed, Command, Finish, Release, Reply
 from oncekey.core.errors import ConfigurationError
+from oncekey.stores.outbox_commands import Added, OutboxRow
 from oncekey.stores.sqlalchemy_savepoints import (
     Savepoint,
     connection_of,
@@ -58,11 +59,10 @@ class _SessionState:
             )
         return bound.connection.driver_connection
 
-    def begin(self, commands: Sequence[Command]) -> Any:
-        """The driver's connection. If one of the commands begins a transaction, SQLAlchemy must
-        begin first: otherwise its commit() would do nothing, or it would begin another one."""
-        has_claim = any(type(command) is Claim for command in commands)
-        if has_claim and not is_session(self._subject) and not self._subject.in_transaction():
+    def begin(self, begins: bool) -> Any:
+        """The driver's connection. If what follows begins a transaction, SQLAlchemy must begin
+        first: otherwise its commit() would do nothing, or it would begin another one."""
+        if begins and not is_session(self._subject) and not self._subject.in_transaction():
             self._subject.begin()
         return self.driver()
 
@@ -97,6 +97,10 @@ class _SessionState:
         return [self._claims[-1]] if self._claims else []
 
 
+def _has_claim(commands: Sequence[Command]) -> bool:
+    return any(type(command) is Claim for command in commands)
+
+
 class SQLAlchemyTransaction:
     """The store's records in the transaction of a Session, scoped_session or Connection."""
 
@@ -107,9 +111,12 @@ class SQLAlchemyTransaction:
         self._transaction: tuple[Any, SQLite3Transaction] | None = None
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        replies = self._on_driver(commands).apply(commands)
+        replies = self._on_driver(_has_claim(commands)).apply(commands)
         self._session.note(commands, replies)
         return replies
+
+    def add_message(self, row: OutboxRow, /) -> Added:
+        return self._on_driver(True).add_message(row)
 
     def set_savepoint(self) -> None:
         try:
@@ -139,10 +146,10 @@ class SQLAlchemyTransaction:
         with suppress(Exception):
             self.apply(self._session.release_commands())
 
-    def _on_driver(self, commands: Sequence[Command]) -> SQLite3Transaction:
+    def _on_driver(self, begins: bool) -> SQLite3Transaction:
         """The transaction on the connection that the session has now. In its next transaction the
         session may have another connection, perhaps to another file."""
-        driver = self._session.begin(commands)
+        driver = self._session.begin(begins)
         if self._transaction is None or self._transaction[0] is not driver:
             self._transaction = driver, SQLite3Transaction(driver, self._make_program(driver))
         return self._transaction[1]
@@ -159,10 +166,13 @@ class AsyncSQLAlchemyTransaction:
         self._transaction: tuple[Any, AiosqliteTransaction] | None = None
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        transaction = await self._on_driver(commands)
+        transaction = await self._on_driver(_has_claim(commands))
         replies = await transaction.apply(commands)
         self._session.note(commands, replies)
         return replies
+
+    async def add_message(self, row: OutboxRow, /) -> Added:
+        return await (await self._on_driver(True)).add_message(row)
 
     async def set_savepoint(self) -> None:
         try:
@@ -190,8 +200,8 @@ class AsyncSQLAlchemyTransaction:
         with suppress(Exception):
             await self.apply(self._session.release_commands())
 
-    async def _on_driver(self, commands: Sequence[Command]) -> AiosqliteTransaction:
-        driver = await self._inside(lambda: self._session.begin(commands))
+    async def _on_driver(self, begins: bool) -> AiosqliteTransaction:
+        driver = await self._inside(lambda: self._session.begin(begins))
         if self._transaction is None or self._transaction[0] is not driver:
             self._transaction = driver, AiosqliteTransaction(driver, self._make_program(driver))
         return self._transaction[1]

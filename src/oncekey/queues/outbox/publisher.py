@@ -1,0 +1,96 @@
+"""`OutboxPublisher`: sends the messages of an outbox from a thread.
+
+Drives publisher_flow.py: performs its effects and sends back their results.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from oncekey.engine.blocking.once import Once
+from oncekey.engine.clock import Clock, SystemClock
+from oncekey.queues.outbox.outbox_table import outbox_store
+from oncekey.queues.outbox.outgoing_message import OutgoingMessage
+from oncekey.queues.outbox.publisher_base import PublisherBase
+from oncekey.queues.outbox.publisher_flow import Effect, Send, Wait
+from oncekey.queues.outbox.senders import Sender, sender_of
+from oncekey.stores.outbox_commands import OutboxStore
+
+T = TypeVar("T")
+
+
+class OutboxPublisher(PublisherBase):
+    """Sends what an outbox has, at least once and each message under one id, from a thread.
+
+        publisher = OutboxPublisher(once, lambda message: client.send(message.queue, message.body))
+        publisher.run()
+
+    `once` is the engine whose store has the outbox, or its URL. `publish` is a function of an
+    OutgoingMessage, or a sender of a broker's package; it returns when the broker has the message
+    durably, and raises if not. For the options see `PublisherSettings`. Several publishers may run
+    at once, in any process. `run` blocks until `stop` is called, from any thread or signal handler.
+    """
+
+    def __init__(
+        self,
+        once: Once | str,
+        publish: Callable[[OutgoingMessage], object] | Sender,
+        *,
+        clock: Clock | None = None,
+        **options: Any,
+    ) -> None:
+        self._sender: Sender = sender_of(publish, is_async=False)
+        super().__init__(clock or SystemClock(), self._sender.batch_max, options)
+        self._once = Once(once) if isinstance(once, str) else once
+        self._store: OutboxStore = outbox_store(self._once, Once)
+        self._wakened = threading.Event()
+
+    def run(self) -> None:
+        """Publish until `stop`. What is being sent then is finished, the rest is given back."""
+        self._once._ready()
+        try:
+            self._drive(self._begin())
+        finally:
+            self._is_running = self._stopped = False
+
+    def publish_due(self) -> int:
+        """Publish what is due now, and return how many messages that were."""
+        self._once._ready()
+        return self._drive(self._until_empty())
+
+    def stop(self) -> None:
+        """Let `run` return when what it is sending is sent and settled."""
+        self._stopped = True
+        self._wakened.set()
+
+    def wake(self) -> None:
+        """Look for messages now instead of at the next poll."""
+        self._wakened.set()
+
+    def _drive(self, flow: Generator[Effect, Any, T]) -> T:
+        try:
+            effect = next(flow)
+            while True:
+                try:
+                    result = self._perform(effect)
+                except BaseException as error:
+                    effect = flow.throw(error)
+                else:
+                    effect = flow.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    def _perform(self, effect: Effect) -> Any:
+        if isinstance(effect, Wait):
+            self._clock.wait(self._wakened, effect.us)
+            self._wakened.clear()
+            return None
+        if isinstance(effect, Send):
+            try:
+                return self._sender.send(effect.messages)
+            except Exception as error:
+                return error
+        return self._store.outbox(effect)

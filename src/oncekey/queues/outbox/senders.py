@@ -1,0 +1,113 @@
+"""What a publisher sends with: the protocol of senders, and senders made of functions.
+
+A sender is given some messages, of each order group one at most, and returns for each of them None,
+or the error it failed with. The package of each broker has one; any function of a message will do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.memory_broker import MemoryBroker
+from oncekey.queues.outbox.outgoing_message import OutgoingMessage
+
+CONCURRENT_SENDS: Final = 16  # how many calls of an async function are under way at a time
+
+# The broker was not reached: that says nothing about the message, so it does not count as refused.
+UNAVAILABLE: Final = (BrokerUnavailable, OSError, TimeoutError)
+
+Results = Sequence[Exception | None]
+
+
+class Sender(Protocol):
+    """Sends messages to a broker, from threads."""
+
+    @property
+    def batch_max(self) -> int:
+        """How many messages to give it at a time."""
+
+    def send(self, messages: Sequence[OutgoingMessage], /) -> Results:
+        """Send these messages; None for each that the broker has durably. Errors of all of them
+        may also be raised. BrokerUnavailable, OSError or TimeoutError say that the broker could
+        not be reached."""
+
+
+class AsyncSender(Protocol):
+    """The same for asyncio."""
+
+    @property
+    def batch_max(self) -> int: ...
+
+    async def send(self, messages: Sequence[OutgoingMessage], /) -> Results: ...
+
+
+class FunctionSender:
+    """Calls a function for each message; what it raises is that message's error."""
+
+    batch_max = 1
+
+    def __init__(self, publish: Callable[[OutgoingMessage], object]) -> None:
+        self._publish = publish
+
+    def send(self, messages: Sequence[OutgoingMessage], /) -> Results:
+        for message in messages:
+            self._publish(message)
+        return [None] * len(messages)
+
+
+class AsyncFunctionSender:
+    """Calls an async function for each message, several at a time."""
+
+    batch_max = CONCURRENT_SENDS
+
+    def __init__(self, publish: Callable[[OutgoingMessage], Awaitable[object]]) -> None:
+        self._publish = publish
+
+    async def send(self, messages: Sequence[OutgoingMessage], /) -> Results:
+        ended = await asyncio.gather(*map(self._publish, messages), return_exceptions=True)
+        for one in ended:
+            if isinstance(one, BaseException) and not isinstance(one, Exception):
+                raise one
+        return [one if isinstance(one, Exception) else None for one in ended]
+
+
+def memory_sender(*queues: MemoryBroker) -> Callable[[OutgoingMessage], object]:
+    """A function that sends to queues in memory, chosen by their names; for tests."""
+    by_name = {queue.facts().queue: queue for queue in queues}
+
+    def publish(message: OutgoingMessage) -> None:
+        queue = by_name.get(message.queue)
+        if queue is None:
+            raise LookupError(f"there is no queue {message.queue!r}")
+        queue.send(message.body, message.headers, order_group=message.order_group)
+
+    return publish
+
+
+def sender_of(publish: Any, *, is_async: bool) -> Any:
+    """A sender of what a user gave: a sender, or a function of a message."""
+    send = getattr(publish, "send", publish)
+    if not callable(send):
+        raise ConfigurationError(
+            f"publish= must be a function of a message, or a sender, not a {type(publish).__name__}"
+        )
+    if _is_async(send) is not is_async:
+        kind, right = (
+            ("plain", "OutboxPublisher") if is_async else ("async", "AsyncOutboxPublisher")
+        )
+        raise ConfigurationError(f"publish= is {kind}; use it with {right}")
+    if send is publish:
+        return AsyncFunctionSender(publish) if is_async else FunctionSender(publish)
+    most = getattr(publish, "batch_max", None)
+    if not isinstance(most, int) or most < 1:
+        raise ConfigurationError(f"batch_max={most!r} of the sender must be 1 or more")
+    return publish
+
+
+def _is_async(fn: Any) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
