@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Targets start hundreds of Python processes, each of which would compile the package for itself
+# where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -93,4 +96,5 @@ lock: setup ## pin requirements/*.in again, with hashes
 	    --no-emit-index-url --no-header --output-file requirements/$$set.txt requirements/$$set.in; done
 
 clean: ## remove what make made
+	find src tests bench examples docs_build -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

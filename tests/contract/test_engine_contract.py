@@ -20,15 +20,21 @@ ROWS: dict[str, Row] = {
     "postgres-psycopg-pooler": lambda path, clock: reused_store(clock, pooler=True),
     "postgres-asyncpg-pooler": lambda path, clock: reused_async_store(clock, pooler=True),
 }
-# Only `make soak` runs these rows. `make test` has the row of the other driver; how commands reach
-# a store through a pooler, or through a loop thread, is the store contract's matter.
+# Only `make soak` runs these rows. How commands reach a store through a pooler is the store
+# contract's matter.
 SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
-SOAK_ONLY = {
-    "postgres-psycopg-ring",
-    "postgres-psycopg-pooler",
-    "postgres-asyncpg-pooler",
-    "etcd-sync",
-}
+SOAK_ONLY = {"postgres-psycopg-pooler", "postgres-asyncpg-pooler"}
+
+# The rules are those of the two engines, which run all of them with every case on memory. `make
+# test` runs each of them on every store once, in turn with the sync and with the async engine.
+TWINS = [
+    ("sqlite-sync", "sqlite-async"),
+    ("postgres-psycopg", "postgres-asyncpg"),
+    ("postgres-asyncpg-ring", "postgres-psycopg-ring"),
+    ("redis-sync", "redis-async"),
+    ("etcd-async", "etcd-sync"),
+]
+ONE_CASE = ["moving-memory-sync", *(row for twins in TWINS for row in twins)]
 
 
 @pytest.fixture(params=[name for name in ROWS if SOAK or name not in SOAK_ONLY])
@@ -43,8 +49,8 @@ class TestEngineContract(EngineContract):
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _use_row(self, kind: str, tmp_path: Path) -> None:
-        self.opener = lambda clock: ROWS[kind](tmp_path, clock)
+    def _use_row(self, kind: str, memory_folder: Path) -> None:
+        self.opener = lambda clock: ROWS[kind](memory_folder, clock)
 
     @pytest.fixture
     def loop(self, kind: str) -> Iterator[LoopThread]:

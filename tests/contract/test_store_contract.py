@@ -3,7 +3,8 @@ Redis alone, as a Cluster and behind Sentinels.
 
 The set-ups are each kind of claim and of retention, each driver, a pooler, and a caller's pool. The
 driver that sends a statement and the function that the statement calls are independent, so
-`make test` runs each set-up with one driver, and `make soak` with both.
+`make test` runs each set-up with one driver, and one case of a rule where only the way of a command
+to the store is different. `make soak` runs the whole product.
 """
 
 from __future__ import annotations
@@ -80,6 +81,24 @@ REDIS: dict[str, Row] = {
 }
 SOAK_ONLY |= {"redis-async-redis8", "redis-sync-cluster", "redis-sync-sentinel"}
 
+# These rows share the code that decides with another row, which runs every case of every rule;
+# `make test` runs every rule in them with one case, see row_shares.py.
+ONE_CASE = [
+    "memory-async",
+    "sqlite-async",
+    "postgres-asyncpg",
+    "postgres-psycopg-ring",
+    "postgres-asyncpg-pooler",
+    "postgres-asyncpg-caller-pool",
+    "postgres-psycopg-server-15",
+    "postgres-psycopg-not-transactional",
+    "redis-async",
+    "redis-sync-redis8",
+    "redis-async-cluster",
+    "etcd-sync",
+    "postgres-moving-sync",
+]
+
 
 def _row(open_it: Callable[..., Any], options: dict[str, Any]) -> Row:
     return lambda path, clock: open_it(clock, **options)
@@ -109,14 +128,14 @@ class TestStoreContract(StoreContract):
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _use_row(self, kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    def _use_row(self, kind: str, memory_folder: Path, request: pytest.FixtureRequest) -> None:
         if kind in MOVING and request.function.__name__ in OF_ONE_STORE:
             pytest.skip("two stores have two clocks, and no third one grants their fences")
         if (kind, request.function.__name__) == KNOWS_ITS_FENCE:
             pytest.skip(
                 "the move's mark raises the floor of etcd to the clock, so fences are higher"
             )
-        self.opener = lambda clock: ROWS[kind](tmp_path, clock)
+        self.opener = lambda clock: ROWS[kind](memory_folder, clock)
 
     @pytest.fixture
     def loop(self, kind: str) -> Iterator[LoopThread]:

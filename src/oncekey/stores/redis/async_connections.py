@@ -34,6 +34,7 @@ from oncekey.stores.redis.call_delivery import Batch, Failure, Outcome, Send
 from oncekey.stores.redis.caller_clients import cluster_address, plain_mode
 from oncekey.stores.redis.options import Options
 from oncekey.stores.redis.packed_words import packed
+from oncekey.stores.redis.sentinel_clients import keep_every_sentinel
 from oncekey.stores.redis.slot_table import Node, SingleNode, SlotTable
 
 ERRORS: Final = (RedisError, OSError)
@@ -162,6 +163,7 @@ class AsyncConnections:
                 self._address, self._options.seconds("reply_timeout")
             ),
         )
+        keep_every_sentinel(manager)
         pool: Any = sentinel.SentinelConnectionPool  # redis-py gives it no types
         return known_options(pool(self._address.service, manager, **settings))
 

@@ -28,6 +28,7 @@ from oncekey.stores.redis.call_delivery import Batch, Failure, Outcome, Send
 from oncekey.stores.redis.caller_clients import cluster_address, plain_mode
 from oncekey.stores.redis.options import Options
 from oncekey.stores.redis.packed_words import packed
+from oncekey.stores.redis.sentinel_clients import keep_every_sentinel
 from oncekey.stores.redis.slot_table import Node, SingleNode, SlotTable
 
 # What is left of a deadline at least, to take in responses that have arrived already.
@@ -149,6 +150,7 @@ class SyncConnections:
             [(node.host, node.port) for node in self._address.nodes],
             sentinel_kwargs=sentinel_settings(self._address, seconds),
         )
+        keep_every_sentinel(manager)
         pool: Any = sentinel.SentinelConnectionPool  # redis-py gives it no types
         opened: redis.ConnectionPool = pool(self._address.service, manager, **settings)
         return known_options(opened)

@@ -37,7 +37,7 @@ class Retention:
         while (left := record.audit_until - case.now()) > 1:
             assert case.store.sweep() == 0
             assert case.record(held.id) == record
-            case.wait(max(1, left // 3))
+            case.wait(max(1, left * 3 // 4))
         assert case.store.sweep() == 0
         case.wait(1 + LEASE)
         case.wait_for_sweeper()
