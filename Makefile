@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-instructions soak soak-services hammer-postgres hammer-stores lock docs docs-site clean
+.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services hammer-postgres hammer-stores lock docs docs-site clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ bench-http: $(VENV)/.bench ## an HTTP API bare, guarded by oncekey, and by its p
 
 bench-stores: $(VENV)/.bench ## Valkey, its Cluster and etcd beside raw limits and peers (minutes)
 	@$(BIN)/python -m bench stores
+
+bench-queues: $(VENV)/.bench ## consumers beside bare loops, on Redis Streams and Kafka (minutes)
+	@$(BIN)/python -m bench queues
 
 bench-instructions: $(VENV)/.bench ## count instructions per operation with callgrind (minutes)
 	@$(BIN)/python -m bench instructions

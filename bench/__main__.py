@@ -3,8 +3,9 @@
 Without a name, the suites that need no server run. `postgres` starts its own and takes about five
 minutes, `postgres-growth` fills a table with ten million rows first, `postgres-processes` runs 1, 2
 and 4 processes for two minutes, `dashboard` asks for the dashboard's pages on ten million rows,
-`metrics` compares first runs with metrics on and off, `stores` has Valkey, its Cluster and etcd
-beside raw limits, peers and each other; all of them draw a plot as well. Two suites
+`metrics` compares first runs with metrics on and off, `queues` compares consumers with bare loops,
+`stores` has Valkey, its Cluster and etcd beside raw limits, peers and each other; all of them draw
+a plot as well. Two suites
 measure no time and print Markdown: `walks` counts the files that an operation goes through,
 `instructions` the processor's instructions (`instructions=WORD` only those with that word).
 """
@@ -27,6 +28,7 @@ SERVERS = {
     "dashboard": "bench.dashboard",
     "metrics": "bench.metrics",
     "stores": "bench.stores.suite",
+    "queues": "bench.queues.suite",
 }
 COUNTS = {"walks": "bench.walks", "instructions": "bench.instructions.suite"}
 
