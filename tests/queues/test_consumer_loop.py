@@ -352,5 +352,5 @@ def test_a_consumer_runs_once_at_a_time(kind: str) -> None:
     with running(kind, queue) as made:
         made.start(handler)
         wait_until(lambda: not len(queue), "the queue is empty")
-        with pytest.raises(ConfigurationError, match="is running already"):
+        with pytest.raises(ConfigurationError, match="runs once"):
             made.consumer._begin()

@@ -82,7 +82,8 @@ class ConsumerBase:
         self._call = HandlerCall(handler, is_async=is_async, in_transaction=inbox is not None)
         self._inbox = inbox
         self._hand = WorkInHand()
-        self._is_running = False
+        self._is_running = self._was_run = False
+        self._plan: ConsumerPlan | None = None
 
     @property
     def name(self) -> str:
@@ -94,7 +95,8 @@ class ConsumerBase:
         return len(self._hand)
 
     def _plan_for(self, facts: BrokerFacts, defaults: Policy) -> ConsumerPlan:
-        return plan_of(self.settings, facts, defaults)
+        self._plan = plan_of(self.settings, facts, defaults)
+        return self._plan
 
     def _claims_ahead(self, plan: ConsumerPlan) -> bool:
         """Whether keys are claimed before a handler is free to run. A consumer that is killed
@@ -103,9 +105,17 @@ class ConsumerBase:
         return plan.policy.retry_safe and self._inbox is None
 
     def _begin(self) -> None:
-        if self._is_running:
-            raise ConfigurationError(f"consumer {self.name!r} is running already")
-        self._is_running = True
+        if self._was_run:
+            raise ConfigurationError(f"consumer {self.name!r} runs once; make another one")
+        self._is_running = self._was_run = True
+
+    def _tell_unsettled(self) -> None:
+        _log.warning(
+            "consumer %s: %d handlers still run after %s; their messages stay unsettled",
+            self.name,
+            len(self._hand),
+            self.settings.stop_timeout,
+        )
 
     def _count(self, settled: Sequence[Settled]) -> None:
         for message, disposition in settled:

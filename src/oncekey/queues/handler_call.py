@@ -16,6 +16,7 @@ from oncekey.queues.delivery_flow import check_tries, raised
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
+_MARK: Final = "try:"  # and the number of its attempt, as the name of a step
 _OPTIONAL: Final = ("attempt", "connection")
 
 
@@ -56,17 +57,35 @@ class HandlerCall:
         return self._handler(message, **keywords)
 
     def begin(self, entry: Entry, attempt: Any, tries_before: int, plan: ConsumerPlan) -> int:
-        """The number of this try; raises TooManyTries if it is one too many. In a transaction a
-        failed try leaves nothing behind, so there the broker's own count is taken."""
+        """The number of this try; raises TooManyTries if it is one too many.
+
+        Not every attempt is a try: a key that was claimed ahead may have been given back, or lost
+        with its consumer, before its handler began. So each try but the first leaves a step behind
+        (`mark_of`), and those are counted. In a transaction a failed try leaves nothing behind, so
+        there the broker's own count is taken.
+        """
         entry.attempt = attempt
-        tries: int = attempt.number - tries_before
         if self._in_transaction:
-            tries = max(tries, entry.message.receive_count)
+            tries = max(1, entry.message.receive_count)
+        elif attempt.number <= tries_before + 1:
+            tries = 1
+        else:
+            tries = 2 + sum(_number(step.name) > tries_before for step in attempt._grant.steps)
         check_tries(tries, plan)
         return tries
 
+    def mark_of(self, attempt: Any, tries: int) -> str | None:
+        """The name of the step that says that this try has begun; None if it needs none."""
+        return None if tries == 1 or self._in_transaction else f"{_MARK}{attempt.number}"
+
     def error(self, error: Exception, tries: int, plan: ConsumerPlan) -> Exception:
         return raised(error, tries, plan)
+
+
+def _number(step: str) -> int:
+    """The number of the attempt that began this try; 0 for a step of the user's own."""
+    number = step.removeprefix(_MARK)
+    return int(number) if step.startswith(_MARK) and number.isdecimal() else 0
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:

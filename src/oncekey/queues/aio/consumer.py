@@ -91,6 +91,7 @@ class AsyncConsumer(ConsumerBase):
         self._done: list[Settled] = []
         self._has_done = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
+        self._is_over = False  # nothing more will be done
         self._error: BaseException | None = None
 
     def stop(self) -> None:
@@ -127,6 +128,8 @@ class AsyncConsumer(ConsumerBase):
     # --- the start ----------------------------------------------------------------------------
 
     async def _start(self) -> ConsumerPlan:
+        if self._plan is not None:
+            return self._plan
         await self._once._ready()
         return self._plan_for(await self._broker.facts(), self._once.policy)
 
@@ -258,7 +261,7 @@ class AsyncConsumer(ConsumerBase):
         try:
             every = plan.lease_s / EXTENSIONS_PER_LEASE
             due = time.monotonic() + every
-            while not (self._stopping.is_set() and not len(self._hand) and not self._done):
+            while self._done or not self._is_over:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._has_done.wait(), max(0.0, due - time.monotonic()))
                 await self._settle_done()
@@ -291,19 +294,16 @@ class AsyncConsumer(ConsumerBase):
     async def _end(self, receiver: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
         await asyncio.wait((receiver,))
         self._store_is_up.set()
+        until = time.monotonic() + self.settings.stop_timeout_s
+        while len(self._hand) and (left := until - time.monotonic()) > 0:
+            self._room.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._room.wait(), left)
+        if len(self._hand):
+            self._tell_unsettled()
         for _ in self._workers:
             self._ready.put_nowait(None)
-        if self._workers:
-            await asyncio.wait(self._workers, timeout=self.settings.stop_timeout_s)
-        if len(self._hand):
-            _log.warning(
-                "consumer %s: %d handlers still run after %s; their messages stay unsettled",
-                self.name,
-                len(self._hand),
-                self.settings.stop_timeout,
-            )
-        settler.cancel()
-        with suppress(asyncio.CancelledError):
-            await settler
-        await self._settle_done()
+        self._is_over = True
+        self._has_done.set()
+        await settler
         await self._broker.close()

@@ -111,6 +111,9 @@ class AsyncMessageHandler:
             tries = call.begin(entry, attempt, effect.tries_before, plan)
             async with self._slot():
                 attempt.check()  # it may have waited for its slot longer than its lease
+                mark = call.mark_of(attempt, tries)
+                if mark is not None:
+                    await attempt.step(mark, lambda key: None)
                 try:
                     return await call(entry.message, attempt)
                 except Exception as error:

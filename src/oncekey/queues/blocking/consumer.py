@@ -96,6 +96,8 @@ class Consumer(ConsumerBase):
     # --- the start ----------------------------------------------------------------------------
 
     def _start(self) -> ConsumerPlan:
+        if self._plan is not None:
+            return self._plan
         self._once._ready()
         return self._plan_for(self._broker.facts(), self._once.policy)
 
@@ -281,12 +283,7 @@ class Consumer(ConsumerBase):
             while len(self._hand) and (left := until - time.monotonic()) > 0:
                 self._room.wait(left)
             if len(self._hand):
-                _log.warning(
-                    "consumer %s: %d handlers still run after %s; their messages stay unsettled",
-                    self.name,
-                    len(self._hand),
-                    self.settings.stop_timeout,
-                )
+                self._tell_unsettled()
         for _ in self._workers:
             self._ready.put(None)
         self._done.put(None)

@@ -112,6 +112,9 @@ class MessageHandler:
             tries = call.begin(entry, attempt, effect.tries_before, plan)
             with self._slot():
                 attempt.check()  # it may have waited for its slot longer than its lease
+                mark = call.mark_of(attempt, tries)
+                if mark is not None:
+                    attempt.step(mark, lambda key: None)
                 try:
                     return call(entry.message, attempt)
                 except Exception as error:
