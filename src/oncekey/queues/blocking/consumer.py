@@ -201,7 +201,7 @@ class Consumer(ConsumerBase):
             if entry is None:
                 return
             disposition = self._handle(began(entry), handler)
-            if disposition is STOPPED:
+            if disposition is STOPPED and self._stopping.is_set():
                 # Given back now, it could come again by the long poll that is still under way.
                 self._receiving_ended.wait()
             with self._lock:
