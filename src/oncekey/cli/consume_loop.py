@@ -140,14 +140,21 @@ class ConsumerGroup:
             member.end(error)
         else:
             member.end(None)
-        once = member.once
-        sharers = [other for other in self.members if other.once is once]
-        # An engine cannot be closed under handlers that still run; the process ends under them.
         try:
-            if isinstance(once, Once) and all(one.has_ended and not one.left for one in sharers):
-                once.close()
+            self._close_engines()
         finally:
             self._thread_ends()
+
+    def _close_engines(self) -> None:
+        """Close the engines of threads after the last of them: a publisher may use one too. Not
+        under handlers that still run: the process ends under those."""
+        with self._changed:
+            members = [member for member in self.members if not member.is_async]
+            if not all(member.has_ended and not member.left for member in members):
+                return
+            for once in {member.once for member in members}:
+                if isinstance(once, Once):
+                    once.close()
 
     # --- tasks --------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
     from oncekey.queues import Consumer, Message         # threads, over Once
     from oncekey.queues import AsyncConsumer             # tasks, over AsyncOnce
+    from oncekey.queues import consume                   # one message of any other queue
 
 A consumer claims the key of each message, runs its handler at most once, and removes the message
 only when the outcome is durable. What follows from what is the table in disposition.py.
@@ -9,6 +10,7 @@ only when the outcome is durable. What follows from what is the table in disposi
     rules      queue_message, message_key, disposition, redrive, delivery_flow: pure
     loop       consumer_settings, work_in_hand; blocking/ and aio/ with threads and with tasks
     brokers    broker is the port; a package for each broker implements it
+    rows       inbox and outbox: messages in the transaction of the rows they are about
 
 The names that all brokers share are here. Those of one broker are in its module, such as
 oncekey.queues.sqs, which alone needs the broker's client.
@@ -22,6 +24,7 @@ from oncekey.queues.delivery_flow import TooManyTries
 from oncekey.queues.disposition import DeadLetter, Disposition, Kind
 from oncekey.queues.memory_broker import AsyncMemoryBroker, MemoryBroker
 from oncekey.queues.queue_message import Message
+from oncekey.queues.single_message import consume
 
 __all__ = [
     "AsyncBroker",
@@ -37,4 +40,5 @@ __all__ = [
     "MemoryBroker",
     "Message",
     "TooManyTries",
+    "consume",
 ]
