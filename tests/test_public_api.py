@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import oncekey
+from oncekey import queues
 from oncekey.core import errors
 
 # The public names. A change here is a change of the contract with users.
@@ -125,3 +126,56 @@ def test_the_version_is_a_version() -> None:
     numbers = oncekey.__version__.split(".")
     assert len(numbers) == 3
     assert all(number.isdigit() for number in numbers)
+
+
+# --- queues ---------------------------------------------------------------------------------------
+
+PROMISED_QUEUES = {
+    "AsyncBroker",
+    "AsyncConsumer",
+    "AsyncMemoryBroker",
+    "Broker",
+    "BrokerFacts",
+    "BrokerUnavailable",
+    "Consumer",
+    "DeadLetter",
+    "Disposition",
+    "Kind",
+    "MemoryBroker",
+    "Message",
+    "TooManyTries",
+    "consume",
+}
+
+
+def test_the_names_that_all_brokers_share_are_those_of_the_queues_package() -> None:
+    assert set(queues.__all__) == PROMISED_QUEUES
+    assert list(queues.__all__) == sorted(queues.__all__)
+
+
+@pytest.mark.parametrize("name", queues.__all__)
+def test_every_public_name_of_queues_is_documented(name: str) -> None:
+    assert len(inspect.getdoc(getattr(queues, name)) or "") > 20
+
+
+def test_both_consumers_have_the_same_names_and_options() -> None:
+    def public(kind: type) -> dict[str, list[str]]:
+        members = inspect.getmembers(kind)
+        return {
+            name: list(inspect.signature(value).parameters) if callable(value) else []
+            for name, value in members
+            if not name.startswith("_")
+        }
+
+    assert public(queues.Consumer) == public(queues.AsyncConsumer)
+
+
+def test_importing_queues_imports_no_client_of_a_broker() -> None:
+    script = (
+        "import sys, oncekey.queues\n"
+        "heavy = {'boto3', 'botocore', 'confluent_kafka', 'aiokafka', 'pika', 'aio_pika', 'redis',"
+        " 'celery', 'dramatiq', 'taskiq', 'faststream', 'oncekey.stores.postgres', 'sqlite3'}\n"
+        "print(*sorted(heavy & sys.modules.keys()), end='')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

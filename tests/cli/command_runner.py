@@ -50,7 +50,13 @@ class Running:
         return json.loads(self.line())
 
     def end(self, how: signal.Signals) -> int:
+        self.signal(how)
+        return self.wait()
+
+    def signal(self, how: signal.Signals) -> None:
         self._process.send_signal(how)
+
+    def wait(self) -> int:
         return self._process.wait(PATIENCE_SECONDS)
 
     def close(self) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import click
 
 from oncekey import ConfigurationError, InvalidKey, OncekeyError, __version__
-from oncekey.cli.command_options import STORE_ENV
+from oncekey.cli.command_options import STORE_ENV, TRACEBACK_ENV
 from oncekey.cli.commands.completion import completion
+from oncekey.cli.commands.consume import consume
 from oncekey.cli.commands.copy import copy
 from oncekey.cli.commands.dashboard import dashboard
 from oncekey.cli.commands.demo import demo
@@ -20,6 +21,7 @@ from oncekey.cli.commands.list_keys import list_keys
 from oncekey.cli.commands.migrate import migrate
 from oncekey.cli.commands.policy import policy
 from oncekey.cli.commands.recover import recover
+from oncekey.cli.commands.redrive import redrive
 from oncekey.cli.commands.release import release
 from oncekey.cli.commands.resolve import resolve
 from oncekey.cli.commands.show import show
@@ -33,7 +35,6 @@ from oncekey.cli.redact import remember_passwords
 from oncekey.demo import DemoFailed
 
 _NAME = "oncekey"
-TRACEBACK_ENV = "ONCEKEY_TRACEBACK"
 
 
 @click.group(
@@ -71,6 +72,8 @@ _COMMANDS = (
     stats,
     doctor,
     recover,
+    consume,
+    redrive,
     sweep,
     migrate,
     copy,

@@ -11,6 +11,8 @@ from oncekey.core.errors import ConfigurationError
 
 # The store of commands that are given no URL.
 STORE_ENV = "ONCEKEY_STORE"
+# If it is set, unexpected errors show where they came from.
+TRACEBACK_ENV = "ONCEKEY_TRACEBACK"
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else."

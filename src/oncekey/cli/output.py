@@ -48,6 +48,18 @@ class Output:
         """Writes one line of the result for people, never wrapped."""
         self.console.print(Text(printable(text)), soft_wrap=True)
 
+    def line_above(self, text: str) -> None:
+        """Writes one line of the result while progress is shown below it on the same terminal."""
+        if self.console.is_terminal and self._stderr.is_terminal:
+            self._stderr.print(Text(printable(text)), soft_wrap=True)
+        else:
+            self.line(text)
+
+    @property
+    def shows_progress(self) -> bool:
+        """True if there is a terminal for it."""
+        return self._stderr.is_terminal
+
     def text(self, text: str) -> None:
         """Writes a result that is a whole file, unchanged."""
         sys.stdout.write(text)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_WAKES = 64  # bytes read at a time; more than one only mean the same
+
 
 class StopRequest:
     """Whether the command should end, and a sleep that ends then.
@@ -28,8 +30,14 @@ class StopRequest:
         self.requested = True
         self._waking.send(b"!")
 
+    def wake(self) -> None:
+        """End the sleep without a request, from another thread."""
+        self._waking.send(b".")
+
     def wait(self, seconds: float) -> None:
-        select.select([self._waiting], [], [], seconds)
+        """Sleep; ends at once after a request, and once after each `wake`."""
+        if select.select([self._waiting], [], [], seconds)[0] and not self.requested:
+            self._waiting.recv(_WAKES)
 
     def close(self) -> None:
         self._waiting.close()

@@ -34,6 +34,8 @@ class EventKind(enum.StrEnum):
     GUARANTEE = "guarantee"
     UNRECORDED = "unrecorded"  # after another event: the body's known outcome could not be stored
     TOMBSTONE = "tombstone"  # after FINISHED: the body's value could not be kept
+    DEAD_LETTER = "dead_letter"  # a message was moved to the dead-letter queue
+    PARKED = "parked"  # a message was set aside until somebody decides its key
 
 
 class Event(NamedTuple):

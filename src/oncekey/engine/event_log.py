@@ -33,7 +33,11 @@ _TEXTS: Final = {
     EventKind.UNRECORDED: "the body has ended and its outcome could not be stored",
     EventKind.UNPROTECTED: "the store is down, a request runs without protection",
     EventKind.MISMATCH: "the key belongs to another request, and was refused",
+    EventKind.DEAD_LETTER: "its message became a dead letter, with the error attached",
+    EventKind.PARKED: "its message is parked until somebody decides the key",
 }
+# The consumers of queues write these lines themselves, because they know the reason.
+_WRITTEN_BY_CONSUMERS: Final = frozenset((EventKind.DEAD_LETTER, EventKind.PARKED))
 # The kinds that have lines of their own; of some only a part is written.
 RARE: Final = frozenset((*_TEXTS, EventKind.UNAVAILABLE))
 # Everything that says that the store has answered.
@@ -121,6 +125,8 @@ class EventLog:
         return self._lines.store_is_down
 
     def write(self, event: Event) -> None:
+        if event.kind in _WRITTEN_BY_CONSUMERS:
+            return
         for line in self._lines.lines_for(event):
             _log.log(line.level, "%s", sentence(event, line))
 

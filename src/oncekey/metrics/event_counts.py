@@ -29,6 +29,8 @@ OUTCOMES: Final = {
     EventKind.GUARANTEE: "guarantee",
     EventKind.UNRECORDED: "unrecorded",
     EventKind.TOMBSTONE: "tombstone",
+    EventKind.DEAD_LETTER: "dead_letter",
+    EventKind.PARKED: "parked",
 }
 
 # What others call the same, and the outcome it is here.

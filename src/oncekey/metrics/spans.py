@@ -44,6 +44,8 @@ _WITHOUT_SPAN: Final = frozenset(
         EventKind.RESOLVED,
         EventKind.RECOVERED,
         EventKind.UNPROTECTED,
+        EventKind.DEAD_LETTER,
+        EventKind.PARKED,
     )
 )
 _ENDS: Final = frozenset((EventKind.FINISHED, EventKind.RELEASED))

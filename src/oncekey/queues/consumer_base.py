@@ -120,15 +120,6 @@ class ConsumerBase:
     def _count(self, settled: Sequence[Settled]) -> None:
         for message, disposition in settled:
             self.counts[disposition.kind] += 1
-            if disposition.kind in _TOLD:
-                _log.warning(
-                    "consumer %s: message %s of %s: %s: %s",
-                    self.name,
-                    message.delivery_id or "without an id",
-                    message.queue,
-                    disposition.kind,
-                    disposition.reason,
-                )
             if self.on_settled is not None:
                 try:
                     self.on_settled(message, disposition)
@@ -168,6 +159,3 @@ def next_pause(pause: float) -> float:
 def began(entry: Entry) -> Entry:
     entry.is_begun = True
     return entry
-
-
-_TOLD: Final = frozenset((Kind.DEAD_LETTER, Kind.PARK))

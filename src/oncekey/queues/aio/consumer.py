@@ -94,6 +94,16 @@ class AsyncConsumer(ConsumerBase):
         self._is_over = False  # nothing more will be done
         self._error: BaseException | None = None
 
+    @property
+    def once(self) -> AsyncOnce:
+        """The engine that keeps the keys of its messages."""
+        return self._once
+
+    @property
+    def broker(self) -> AsyncBroker:
+        """The queue it consumes."""
+        return self._broker
+
     def stop(self) -> None:
         """Take no more messages, give back those whose handlers have not begun, and let `run`
         return when the others are done, after `stop_timeout` at the latest."""
@@ -294,6 +304,7 @@ class AsyncConsumer(ConsumerBase):
     async def _end(self, receiver: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
         await asyncio.wait((receiver,))
         self._store_is_up.set()
+        self._give_back_unbegun()
         until = time.monotonic() + self.settings.stop_timeout_s
         while len(self._hand) and (left := until - time.monotonic()) > 0:
             self._room.clear()
@@ -307,3 +318,14 @@ class AsyncConsumer(ConsumerBase):
         self._has_done.set()
         await settler
         await self._broker.close()
+
+    def _give_back_unbegun(self) -> None:
+        """Give back what no worker has begun, however long the others take."""
+        unbegun = [self._ready.get_nowait() for _ in range(self._ready.qsize())]
+        for entry in unbegun:
+            if entry is None or entry.claimed is not None:
+                self._ready.put_nowait(entry)  # a worker frees the key first
+                continue
+            settled, _ = self._hand.end(entry, STOPPED)
+            self._done += settled
+        self._has_done.set()

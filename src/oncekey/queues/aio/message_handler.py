@@ -21,6 +21,7 @@ from oncekey.queues.delivery_flow import (
     delivery,
 )
 from oncekey.queues.disposition import Disposition
+from oncekey.queues.disposition_report import report
 from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.work_in_hand import Entry
 
@@ -68,6 +69,7 @@ class AsyncMessageHandler:
                 effect = flow.send(result)
             except StopIteration as stop:
                 disposition: Disposition = stop.value
+                report(self._once, self.plan, entry.message, disposition)
                 return disposition
             try:
                 result = await self._perform(effect, entry)

@@ -48,6 +48,7 @@ class Consumer(ConsumerBase):
         self._once = once
         self._broker = broker
         self._stopping = threading.Event()
+        self._receiving_ended = threading.Event()
         # The lock guards the work in hand, the slots and whether the store is up. Each kind of
         # waiter has a condition of its own, so that a freed slot does not wake every thread.
         self._lock = threading.Lock()
@@ -60,6 +61,16 @@ class Consumer(ConsumerBase):
         self._done: queue.SimpleQueue[list[Settled] | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
         self._error: BaseException | None = None
+
+    @property
+    def once(self) -> Once:
+        """The engine that keeps the keys of its messages."""
+        return self._once
+
+    @property
+    def broker(self) -> Broker:
+        """The queue it consumes."""
+        return self._broker
 
     def stop(self) -> None:
         """Take no more messages, give back those whose handlers have not begun, and let `run`
@@ -192,6 +203,9 @@ class Consumer(ConsumerBase):
             if entry is None:
                 return
             disposition = self._handle(began(entry), handler)
+            if disposition is STOPPED and self._stopping.is_set():
+                # Given back now, it could come again by the long poll that is still under way.
+                self._receiving_ended.wait()
             with self._lock:
                 settled, ready = self._hand.end(entry, disposition)
                 self._room.notify()
@@ -276,6 +290,8 @@ class Consumer(ConsumerBase):
 
     def _end(self, settler: threading.Thread) -> None:
         self._stopping.set()
+        self._receiving_ended.set()
+        self._give_back_unbegun()
         until = time.monotonic() + self.settings.stop_timeout_s
         with self._lock:
             self._slot_free.notify_all()
@@ -289,3 +305,17 @@ class Consumer(ConsumerBase):
         self._done.put(None)
         settler.join()
         self._broker.close()
+
+    def _give_back_unbegun(self) -> None:
+        """Give back what no worker has begun, however long the others take."""
+        claimed: list[Entry] = []
+        with suppress(queue.Empty):
+            while (entry := self._ready.get_nowait()) is not None:
+                if entry.claimed is not None:
+                    claimed.append(entry)  # a worker frees the key first
+                    continue
+                with self._lock:
+                    settled, _ = self._hand.end(entry, STOPPED)
+                self._done.put(settled)
+        for entry in claimed:
+            self._ready.put(entry)

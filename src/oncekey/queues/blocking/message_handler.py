@@ -21,6 +21,7 @@ from oncekey.queues.delivery_flow import (
     delivery,
 )
 from oncekey.queues.disposition import Disposition
+from oncekey.queues.disposition_report import report
 from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.work_in_hand import Entry
 
@@ -69,6 +70,7 @@ class MessageHandler:
                 effect = flow.send(result)
             except StopIteration as stop:
                 disposition: Disposition = stop.value
+                report(self._once, self.plan, entry.message, disposition)
                 return disposition
             try:
                 result = self._perform(effect, entry)
