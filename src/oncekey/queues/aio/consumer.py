@@ -92,6 +92,7 @@ class AsyncConsumer(ConsumerBase):
         self._has_done = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
         self._error: BaseException | None = None
+        self._is_ending = False
 
     def stop(self) -> None:
         """Take no more messages, give back those whose handlers have not begun, and let `run`
@@ -258,7 +259,7 @@ class AsyncConsumer(ConsumerBase):
         try:
             every = plan.lease_s / EXTENSIONS_PER_LEASE
             due = time.monotonic() + every
-            while not (self._stopping.is_set() and not len(self._hand) and not self._done):
+            while not self._is_settled():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._has_done.wait(), max(0.0, due - time.monotonic()))
                 await self._settle_done()
@@ -271,6 +272,11 @@ class AsyncConsumer(ConsumerBase):
         except Exception as error:
             self._error = error
             self.stop()
+
+    def _is_settled(self) -> bool:
+        """True if nothing more will come to be settled."""
+        is_last = self._is_ending or (self._stopping.is_set() and not len(self._hand))
+        return is_last and not self._done
 
     async def _settle_done(self) -> None:
         self._has_done.clear()
@@ -302,8 +308,11 @@ class AsyncConsumer(ConsumerBase):
                 len(self._hand),
                 self.settings.stop_timeout,
             )
-        settler.cancel()
-        with suppress(asyncio.CancelledError):
+        # It is not cancelled: what it settles just now would be delivered again.
+        self._is_ending = True
+        self._has_done.set()
+        try:
             await settler
-        await self._settle_done()
-        await self._broker.close()
+            await self._settle_done()
+        finally:
+            await self._broker.close()
