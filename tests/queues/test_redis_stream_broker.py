@@ -71,8 +71,9 @@ def test_an_extended_entry_is_not_stolen(stream: Stream) -> None:
 
 
 def test_a_hidden_or_retried_entry_comes_after_its_delay_however_long_that_is(
-    stream: Stream,
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stream_program, "TIDY_EVERY_S", 0.0)  # nobody takes it for abandoned
     one, other = stream.broker(), stream.broker()
     stream.add("hidden", "retried")
     hidden, retried = take(one)
@@ -171,6 +172,16 @@ def test_the_delivery_of_a_paused_consumer_settles_and_extends_nothing(stream: S
     assert stream.ids(":dead") == stream.ids(":parked") == []
     paused.settle([(stale, REMOVE)])  # the key is done, so nobody needs it
     assert stream.pending() == {}
+
+
+def test_a_delivery_is_settled_once(stream: Stream) -> None:
+    broker = stream.broker()
+    stream.add("book")
+    (message,) = take(broker)
+    broker.settle([(message, RETRY)])
+    broker.settle([(message, DEAD)])
+    assert stream.ids(":dead") == []
+    assert set(stream.pending().values()) == {POSTPONED}
 
 
 # --- what becomes of it -------------------------------------------------------------------------
@@ -282,21 +293,34 @@ def test_entries_that_were_trimmed_before_the_group_had_them_are_told(
     stream: Stream, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_program, "TIDY_EVERY_S", 0.0)
-    stream.add("before the group")
-    stream.client.xtrim(stream.name, maxlen=0, approximate=False)
+    stream.add("trimmed before there was a group", "there before")
+    stream.client.xtrim(stream.name, maxlen=1, approximate=False)
     broker = stream.broker()
-    stream.add(*map(str, range(10)))
     with caplog.at_level(logging.ERROR, "oncekey"):
-        take(broker, 4)
+        assert take(broker, 0) == []
+        stream.add(*map(str, range(10)))
+        assert take(broker, 1) != []
         assert caplog.text == ""
         stream.client.xtrim(stream.name, maxlen=2, approximate=False)
         assert bodies(take(broker)) == ["8", "9"]
         take(broker)
-        assert caplog.text.count("4 entries were trimmed before the group") == 1
+        assert caplog.text.count("8 entries were trimmed before the group") == 1
         stream.add(*map(str, range(8)))
         stream.client.xtrim(stream.name, maxlen=1, approximate=False)
         assert bodies(take(broker)) == ["7"]
     assert caplog.text.count("7 entries were trimmed before the group") == 1
+
+
+def test_what_was_in_the_stream_before_a_group_can_be_missed_too(
+    stream: Stream, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_program, "TIDY_EVERY_S", 0.0)
+    stream.add("there before", "also there")
+    broker = stream.broker()
+    stream.client.xtrim(stream.name, maxlen=1, approximate=False)
+    with caplog.at_level(logging.ERROR, "oncekey"):
+        assert bodies(take(broker)) == ["also there"]
+    assert "1 entries were trimmed before the group" in caplog.text
 
 
 # --- the group and the stream -------------------------------------------------------------------

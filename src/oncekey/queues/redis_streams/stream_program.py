@@ -41,7 +41,7 @@ POSTPONED: Final = "oncekey-postponed"
 MARKER_PREFIX: Final = "oncekey-identity-"
 # A key's lease begins after its entry was taken; without a margin its entry would come too early.
 LEASE_MARGIN_S: Final = 1.0
-BLOCK_MAX_S: Final = 1.0  # a blocking read ends after this, since `stop` cannot interrupt it
+BLOCK_MAX_S: Final = 0.5  # a blocking read ends after this, since `stop` cannot interrupt it
 TIDY_EVERY_S: Final = 5.0
 TIDY_MOST: Final = 256  # pending entries that are looked at each time
 GONE_AFTER_S: Final = 3600.0  # then a silent consumer without entries is removed
@@ -58,7 +58,9 @@ class RunScript(NamedTuple):
 
 
 class WaitForEntry(NamedTuple):
-    """XREADGROUP for one new entry, for so many milliseconds; what it replies is not read."""
+    """XREADGROUP for one new entry, for so many milliseconds; the result is false if there was
+    none. The entry itself is not read from it, since redis-py has several forms for it: it is left
+    to this consumer, and taken by the next script."""
 
     stream: str
     group: str
@@ -135,7 +137,10 @@ class StreamProgram:
         self._is_left_over = True
         own = self.settings
         milliseconds = max(1, int(seconds * 1000))  # 0 would be for ever
-        yield WaitForEntry(own.stream, own.group, self.consumer, milliseconds)
+        was_given = yield WaitForEntry(own.stream, own.group, self.consumer, milliseconds)
+        if not was_given:
+            self._is_left_over = False
+            return ()
         messages, _ = yield from self._take(most, lease)
         return messages
 

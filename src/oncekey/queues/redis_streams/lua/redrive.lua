@@ -3,13 +3,7 @@
 -- Returns how many were moved.
 local moved = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', ARGV[1])
 for _, entry in ipairs(moved) do
-  local fields = {}
-  for i = 1, #entry[2], 2 do
-    if entry[2][i] ~= ARGV[2] then
-      fields[#fields + 1] = entry[2][i]
-      fields[#fields + 1] = entry[2][i + 1]
-    end
-  end
+  local fields = entry[2]
   fields[#fields + 1] = ARGV[2]
   fields[#fields + 1] = ARGV[3]
   redis.call('XADD', KEYS[1], '*', unpack(fields))
