@@ -17,7 +17,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import REMOVE, STOPPED, DeadLetter, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq import Refused
+from oncekey.queues.rabbitmq import RabbitRefused
 
 LETTER = Disposition(Kind.DEAD_LETTER, 0.0, "", DeadLetter("ValueError: no stock", 17, 3))
 FOR_LONG = Disposition(Kind.HIDE, 3_000.0)
@@ -256,7 +256,7 @@ def test_a_delay_queue_that_is_declared_otherwise_is_refused(
     channel.queue_declare(f"{queue}.delay.1000ms", durable=True)
     with (
         broker_of(kind, rabbitmq().url, queue) as broker,
-        pytest.raises(Refused, match="inequivalent arg"),
+        pytest.raises(RabbitRefused, match="inequivalent arg"),
     ):
         broker.facts()
 
