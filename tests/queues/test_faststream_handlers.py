@@ -208,10 +208,7 @@ def test_kafka_needs_a_place_for_dead_letters() -> None:
         async with AsyncOnce("memory://") as once:
             for options in ({}, {"dead_letter": keep}):
                 guarded = IdempotencyMiddleware(
-                    once,
-                    name="shipping",
-                    key="json:$.id",
-                    **options,  # type: ignore[arg-type]
+                    once, name="shipping", key="json:$.id", **options  # type: ignore[arg-type]
                 )
                 broker = KafkaBroker(middlewares=[guarded])
 
