@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 class BrokerUnderTest:
     """A broker of either kind. `receive` waits until there is a message, or for `wait` seconds."""
 
-    def __init__(self, kind: str, url: str, queue: str, **options: Any) -> None:
+    def __init__(self, kind: str, url: str | list[str], queue: str, **options: Any) -> None:
         settings = RabbitSettings(url=url, queue=queue, **options)
         self._runner = asyncio.Runner() if kind == "async" else None
         self.broker: Any = AioPikaBroker(settings) if self._runner else PikaBroker(settings)
@@ -62,7 +62,9 @@ class BrokerUnderTest:
 
 
 @contextmanager
-def broker_of(kind: str, url: str, queue: str, **options: Any) -> Iterator[BrokerUnderTest]:
+def broker_of(
+    kind: str, url: str | list[str], queue: str, **options: Any
+) -> Iterator[BrokerUnderTest]:
     broker = BrokerUnderTest(kind, url, queue, **options)
     try:
         yield broker

@@ -30,7 +30,11 @@ def channel_to(url: str) -> Iterator[Any]:
 
 
 def publish(
-    channel: Any, queue: str, body: str | bytes, headers: Mapping[str, Any] | None = None, **more: Any
+    channel: Any,
+    queue: str,
+    body: str | bytes,
+    headers: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> None:
     properties = pika.BasicProperties(delivery_mode=2, headers=dict(headers or {}), **more)
     data = body.encode() if isinstance(body, str) else body
@@ -74,8 +78,9 @@ class RabbitQueues:
     def consumer(
         self, once: Once, queue: str, handler: Callable[..., Any], **options: Any
     ) -> RabbitConsumer:
-        self._consumer = RabbitConsumer(once, handler, queue, url=self._url, **options)
-        return self._consumer
+        made = RabbitConsumer(once, handler, queue, url=self._url, **options)
+        self._consumer = made
+        return made
 
     def async_consumer(
         self, once: AsyncOnce, queue: str, handler: Callable[..., Any], **options: Any

@@ -17,7 +17,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import REMOVE, STOPPED, DeadLetter, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq import Refused
+from oncekey.queues.rabbitmq import RabbitRefused
 
 LETTER = Disposition(Kind.DEAD_LETTER, 0.0, "", DeadLetter("ValueError: no stock", 17, 3))
 FOR_LONG = Disposition(Kind.HIDE, 3_000.0)
@@ -238,9 +238,11 @@ def test_a_delivery_of_a_lost_connection_is_told_and_comes_again(
 
 def test_a_missing_queue_is_declared_only_on_demand(kind: str, channel: Any) -> None:
     queue = processes.fresh_name("orders")
-    with broker_of(kind, rabbitmq().url, queue) as broker:
-        with pytest.raises(ConfigurationError, match="there is no queue"):
-            broker.facts()
+    with (
+        broker_of(kind, rabbitmq().url, queue) as broker,
+        pytest.raises(ConfigurationError, match="there is no queue"),
+    ):
+        broker.facts()
     with broker_of(kind, rabbitmq().url, queue, declare=True) as broker:
         assert broker.facts().hold_max == 1_800
     arguments = rabbitmq().ask("GET", f"queues/%2F/{queue}")["arguments"]
@@ -252,16 +254,17 @@ def test_a_delay_queue_that_is_declared_otherwise_is_refused(
     kind: str, channel: Any, queue: str
 ) -> None:
     channel.queue_declare(f"{queue}.delay.1000ms", durable=True)
-    with broker_of(kind, rabbitmq().url, queue) as broker:
-        with pytest.raises(Refused, match="inequivalent arg"):
-            broker.facts()
+    with (
+        broker_of(kind, rabbitmq().url, queue) as broker,
+        pytest.raises(RabbitRefused, match="inequivalent arg"),
+    ):
+        broker.facts()
 
 
 def test_a_node_that_does_not_answer_is_unavailable(kind: str) -> None:
     url = f"amqp://127.0.0.1:{processes.free_port()}/"
-    with broker_of(kind, [url, url], "orders") as broker:
-        with pytest.raises(BrokerUnavailable):
-            broker.facts()
+    with broker_of(kind, [url, url], "orders") as broker, pytest.raises(BrokerUnavailable):
+        broker.facts()
 
 
 def test_facts_are_asked_of_the_management_api(kind: str, channel: Any) -> None:

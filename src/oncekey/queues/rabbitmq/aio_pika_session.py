@@ -35,7 +35,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Declare,
     Program,
     Publish,
-    Refused,
+    RabbitRefused,
     Requeue,
     Subscribe,
     Take,
@@ -217,7 +217,7 @@ class AioPikaSession:
                 queue, durable=True, arguments=arguments, passive=passive
             )
         except ChannelClosed as error:
-            raise Refused(f"RabbitMQ: {_reason(error)}") from error
+            raise RabbitRefused(f"RabbitMQ: {_reason(error)}") from error
         finally:
             if not channel.is_closed:
                 await channel.close()
@@ -225,7 +225,7 @@ class AioPikaSession:
     async def _count(self, queue: str) -> int | None:
         try:
             found = await self._declare(queue, {}, passive=True)
-        except Refused as error:
+        except RabbitRefused as error:
             if isinstance(error.__cause__, ChannelNotFoundEntity):
                 return None
             raise

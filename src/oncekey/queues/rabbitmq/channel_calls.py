@@ -24,7 +24,8 @@ class CountMessages(NamedTuple):
 
 
 class Declare(NamedTuple):
-    """Declare a durable queue; raises Refused if it is there and differs, or is not permitted."""
+    """Declare a durable queue; raises RabbitRefused if it is there and differs, or is not
+    permitted."""
 
     queue: str
     arguments: Arguments
@@ -78,6 +79,6 @@ ChannelCall = (
 Program = Generator[ChannelCall, Any, T]
 
 
-class Refused(ConfigurationError):
+class RabbitRefused(ConfigurationError):
     """RabbitMQ refuses what a consumer needs: a queue is declared otherwise, or a right is
     missing."""

@@ -30,7 +30,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Declare,
     Program,
     Publish,
-    Refused,
+    RabbitRefused,
     Requeue,
     Subscribe,
     Take,
@@ -235,7 +235,7 @@ class PikaSession:
     def _count(self, queue: str) -> int | None:
         try:
             found = self._on_own_channel(lambda channel: channel.queue_declare(queue, passive=True))
-        except Refused as error:
+        except RabbitRefused as error:
             cause = error.__cause__
             if isinstance(cause, ChannelClosedByBroker) and cause.reply_code == _NOT_FOUND:
                 return None
@@ -250,7 +250,7 @@ class PikaSession:
         try:
             return call(channel)
         except ChannelClosedByBroker as error:
-            raise Refused(f"RabbitMQ: {error.reply_text}") from error
+            raise RabbitRefused(f"RabbitMQ: {error.reply_text}") from error
         finally:
             if channel.is_open:
                 channel.close()
