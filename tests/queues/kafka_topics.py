@@ -6,9 +6,9 @@ not count as proof.
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,14 +17,13 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, Topic
 from tests.support.servers import processes
 
 from oncekey import Once
-from oncekey.queues.disposition import Kind
 from oncekey.queues.kafka import KafkaConsumer
 from oncekey.queues.queue_message import Message as QueueMessage
 
 SECONDS = 30.0
 # A member that was killed is missed soon, and a group is not kept waiting.
 GROUP_TIMES: dict[str, Any] = {
-    "session.timeout.ms": 3_000,
+    "session.timeout.ms": 2_000,
     "heartbeat.interval.ms": 300,
     "topic.metadata.refresh.interval.ms": 1_000,
 }
@@ -39,9 +38,8 @@ class Topic:
         self.name = processes.fresh_name(name)
         self.group = processes.fresh_name(group)
         self._producer = Producer({**client, "acks": "all"})
-        self.partitions = len(
-            self._producer.list_topics(self.name, timeout=10).topics[self.name].partitions
-        )
+        self._numbers: dict[str, list[int]] = {}
+        self.partitions = len(self._partitions(self.name))
 
     @property
     def dead(self) -> str:
@@ -86,8 +84,10 @@ class Topic:
         """Return `expected` messages of a topic from its beginning, outside of any group."""
         reader = Consumer({**self.client, "group.id": "reader", "enable.auto.commit": False})
         try:
-            numbers = reader.list_topics(topic, timeout=10).topics[topic].partitions
-            reader.assign([TopicPartition(topic, n, OFFSET_BEGINNING) for n in numbers])
+            partitions = self._partitions(topic)
+            reader.assign(
+                [TopicPartition(topic, p.partition, OFFSET_BEGINNING) for p in partitions]
+            )
             found: list[Message] = []
 
             def all_there() -> bool:
@@ -100,32 +100,35 @@ class Topic:
             reader.close()
 
     def size(self, topic: str) -> int:
-        return sum(end for end in self.ends(topic).values())
+        return sum(self.ends(topic).values())
 
     def ends(self, topic: str) -> dict[int, int]:
-        """Return how many messages each partition has had."""
-        with self._asking() as reader:
-            numbers = reader.list_topics(topic, timeout=10).topics[topic].partitions
-            return {
-                n: reader.get_watermark_offsets(TopicPartition(topic, n), timeout=10)[1]
-                for n in numbers
-            }
+        """Return how many messages each partition has had. The broker creates a missing topic."""
+        return {
+            each.partition: self._asking.get_watermark_offsets(each, timeout=10)[1]
+            for each in self._partitions(topic)
+        }
 
     def committed(self, topic: str | None = None) -> dict[int, int]:
         """Return the offset that the group has committed of each partition; 0 for none."""
-        name = topic or self.name
-        with self._asking() as reader:
-            numbers = reader.list_topics(name, timeout=10).topics[name].partitions
-            asked = reader.committed([TopicPartition(name, n) for n in numbers], timeout=10)
-            return {each.partition: max(0, each.offset) for each in asked}
+        asked = self._asking.committed(self._partitions(topic or self.name), timeout=10)
+        return {each.partition: max(0, each.offset) for each in asked}
 
-    @contextmanager
-    def _asking(self) -> Iterator[Consumer]:
-        reader = Consumer({**self.client, "group.id": self.group, "enable.auto.commit": False})
-        try:
-            yield reader
-        finally:
-            reader.close()
+    @functools.cached_property
+    def _asking(self) -> Consumer:
+        """A client that asks about the group without being a member of it."""
+        return Consumer({**self.client, "group.id": self.group, "enable.auto.commit": False})
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        if topic not in self._numbers:
+            processes.wait_until(lambda: self._has(topic), f"{topic} exists", SECONDS)
+        return [TopicPartition(topic, number) for number in self._numbers[topic]]
+
+    def _has(self, topic: str) -> bool:
+        found = self._producer.list_topics(topic, timeout=10).topics[topic]
+        if found.error is None and found.partitions:
+            self._numbers[topic] = list(found.partitions)
+        return topic in self._numbers
 
     def is_done(self) -> bool:
         """True if the group has committed everything, in the topic and in its retry topic."""
@@ -176,11 +179,3 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = SECONDS)
 
 def orders_of(messages: Sequence[Message]) -> list[object]:
     return [json.loads(message.value() or b"{}").get("order") for message in messages]
-
-
-def settled(consumer: KafkaConsumer, kind: Kind) -> int:
-    return consumer.counts[kind]
-
-
-def monotonic() -> float:
-    return time.monotonic()

@@ -30,14 +30,19 @@ from oncekey.queues.kafka.aiokafka_values import (
     record_of,
     unavailable,
 )
-from oncekey.queues.kafka.kafka_settings import FORWARD_TIMEOUT_S, KafkaSettings
+from oncekey.queues.kafka.kafka_settings import (
+    COMMIT_RETRY_S,
+    FETCH_MAX,
+    FORWARD_TIMEOUT_S,
+    MAX_POLL_INTERVAL_S,
+    PAUSE_AFTER_S,
+    POLL_S,
+    WAIT_MAX_S,
+    KafkaSettings,
+)
 from oncekey.queues.kafka.partition_work import Forward, PartitionWork
 from oncekey.queues.queue_message import Message
 
-POLL_S: Final = 0.05
-FETCH_MAX: Final = 500  # messages that are taken from the client at a time
-PAUSE_AFTER_S: Final = 2.0  # see confluent_member.py
-COMMIT_RETRY_S: Final = 1.0
 # What aiokafka calls the generation of a member that the group has put out.
 _NO_GENERATION: Final = -1
 _log = logging.getLogger("oncekey")
@@ -76,7 +81,7 @@ class AiokafkaBroker:
 
     async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
         await self._join()
-        until = time.monotonic() + wait
+        until = time.monotonic() + min(wait, WAIT_MAX_S)
         if most:
             self._wanted_at = max(self._wanted_at, until)
         while True:
@@ -139,7 +144,9 @@ class AiokafkaBroker:
         consumer = AIOKafkaConsumer(
             **{
                 # How long a revocation may take is the client's to say; this is Kafka's own choice.
-                "rebalance_timeout_ms": self._config.get("max_poll_interval_ms", 300_000),
+                "rebalance_timeout_ms": self._config.get(
+                    "max_poll_interval_ms", int(MAX_POLL_INTERVAL_S * 1000)
+                ),
                 **self._config,
                 "group_id": self._settings.group,
                 "enable_auto_commit": False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import Settled
@@ -18,12 +18,9 @@ from oncekey.queues.kafka.confluent_member import GroupMember
 from oncekey.queues.kafka.confluent_redrive import redrive
 from oncekey.queues.kafka.confluent_topics import ConfluentTopics
 from oncekey.queues.kafka.confluent_values import connection_options
-from oncekey.queues.kafka.kafka_settings import KafkaSettings
+from oncekey.queues.kafka.kafka_settings import WAIT_MAX_S, KafkaSettings
 from oncekey.queues.kafka.partition_work import PartitionWork
 from oncekey.queues.queue_message import Message
-
-# `receive` waits no longer, since nothing is asked of Kafka in it, and a stop is noticed after it.
-WAIT_MAX_S: Final = 0.25
 
 
 class ConfluentBroker:
@@ -60,7 +57,7 @@ class ConfluentBroker:
         until = time.monotonic() + min(wait, WAIT_MAX_S)
         with self._changed:
             if most:
-                member.want(time.monotonic() + wait)
+                member.want(until)
             while True:
                 member.raise_trouble()
                 taken = self._work.take(most) if most else []

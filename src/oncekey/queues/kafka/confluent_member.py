@@ -24,16 +24,17 @@ from oncekey.queues.kafka.confluent_values import (
     partitions_of,
     record_of,
 )
-from oncekey.queues.kafka.kafka_settings import FORWARD_TIMEOUT_S, KafkaSettings
+from oncekey.queues.kafka.kafka_settings import (
+    COMMIT_RETRY_S,
+    FETCH_MAX,
+    FORWARD_TIMEOUT_S,
+    PAUSE_AFTER_S,
+    POLL_S,
+    KafkaSettings,
+)
 from oncekey.queues.kafka.order_queue import Partition
 from oncekey.queues.kafka.partition_work import Forward, PartitionWork
 
-POLL_S: Final = 0.05
-FETCH_MAX: Final = 500  # messages that are taken from the client at a time
-# Partitions are paused when no message was wanted for so long: the store is down, or all handlers
-# are busy. The client has fetched some ahead by then, and a pause throws those away.
-PAUSE_AFTER_S: Final = 2.0
-COMMIT_RETRY_S: Final = 1.0
 # A consumer that gets one of these would get it for ever.
 _FINAL: Final = frozenset(
     (

@@ -24,6 +24,15 @@ MAX_POLL_INTERVAL_S: Final = 300.0  # both clients' own default
 FORWARD_TIMEOUT_S: Final = 30.0
 # After a message could not be written to another topic, it waits here for so long.
 FORWARD_RETRY_S: Final = 5.0
+# `receive` waits no longer, since nothing is asked of Kafka in it, and a stop is noticed after it.
+WAIT_MAX_S: Final = 0.25
+# The client is polled so often, also while nothing comes.
+POLL_S: Final = 0.05
+FETCH_MAX: Final = 500  # messages that are taken from the client at a time
+# Partitions are paused when no message was wanted for so long: the store is down, or all handlers
+# are busy. The client has fetched some ahead by then, and a pause throws those away.
+PAUSE_AFTER_S: Final = 2.0
+COMMIT_RETRY_S: Final = 1.0  # after Kafka did not take an offset
 # The group of a redrive keeps how far it came in the dead-letter topic.
 REDRIVE_SUFFIX: Final = ".redrive"
 # Kafka's own limit for the name of a topic.

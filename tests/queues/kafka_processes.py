@@ -1,0 +1,109 @@
+"""Starts, kills, stops and continues consumer processes, and reads what effects they had."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.queues.kafka_topics import Topic
+from tests.queues.kafka_worker import Worker
+from tests.support.servers import processes
+
+ROOT = Path(__file__).parents[2]
+
+
+class Effect(NamedTuple):
+    """One execution of a handler: by which order, with which child key, in which process."""
+
+    order: str
+    child_key: str
+    pid: str
+
+
+class Workers:
+    """The process that forks consumers, and their pids."""
+
+    def __init__(self, popen: subprocess.Popen[str], directory: Path, store: str) -> None:
+        self._popen = popen
+        self.directory = directory
+        self.store = store
+        self.pids: list[int] = []
+
+    def worker(self, topic: Topic, **given: Any) -> Worker:
+        """Return what a consumer of this topic needs."""
+        folder = self.directory / topic.name
+        folder.mkdir(exist_ok=True)
+        return Worker(topic.name, topic.config, self.store, str(folder / "effects"), **given)
+
+    def start(self, topic: Topic, **given: Any) -> int:
+        """Start a consumer; return its pid."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._popen.stdin.write(self.worker(topic, **given).line())
+        self._popen.stdin.flush()
+        pid = int(self._popen.stdout.readline())
+        self.pids.append(pid)
+        return pid
+
+    def effects(self, topic: Topic, file: str = "effects") -> list[Effect]:
+        """Return the effects there were; in the file effects.failed are tries that failed."""
+        path = self.directory / topic.name / file
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [Effect(*line.split()) for line in lines]
+
+    def check_effects(self, topic: Topic, orders: set[str], repeated: int = 0) -> None:
+        """Check that every order had its effect, under one child key, and that no more than
+        `repeated` had it again (after a kill between the effect and its finish)."""
+        effects = self.effects(topic)
+        counts = Counter(effect.order for effect in effects)
+        assert set(counts) == orders, f"lost: {orders - set(counts)}"
+        assert len({(e.order, e.child_key) for e in effects}) == len(orders)
+        assert len(effects) - len(orders) <= repeated, counts
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        os.kill(pid, number)
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        self.wait_gone(pid)
+
+    def wait_gone(self, pid: int) -> None:
+        processes.wait_until(lambda: not processes.is_running(pid), f"{pid} has ended", 60)
+
+    def stop(self, pid: int) -> None:
+        """End a consumer in order."""
+        os.kill(pid, signal.SIGTERM)
+        self.wait_gone(pid)
+
+    def end_all(self) -> None:
+        for pid in self.pids:
+            if processes.is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def kafka_workers(directory: Path, store: str) -> Iterator[Workers]:
+    popen = subprocess.Popen(
+        [sys.executable, "-m", "tests.queues.kafka_worker"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    workers = Workers(popen, directory, store)
+    try:
+        yield workers
+    finally:
+        workers.end_all()
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        popen.stdin.close()
+        popen.wait(30)
+        popen.stdout.close()

@@ -1,0 +1,185 @@
+"""Kafka consumers in processes of their own, which tests kill, stop and continue.
+
+python -m tests.queues.kafka_worker
+
+This process imports everything once, reads one JSON object per line, forks a consumer for each and
+prints its pid. It never uses a client of Kafka itself, because librdkafka does not survive a fork.
+A consumer ends when its parent does. The effect of a handler is a line in a file, written in one
+call, with the child key by which a service would tell a repetition.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oncekey import Once, Policy
+from oncekey.engine.store_urls import blocking_store
+from oncekey.queues.kafka import confluent_member
+from oncekey.queues.kafka.confluent_consumer import KafkaConsumer
+
+POINTS = (
+    "before Claim",
+    "after Claim",
+    "before effect",
+    "after effect",
+    "before Finish",
+    "after Finish",
+    "before commit",
+    "after commit",
+)
+_PARENT_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What a consumer process is to do.
+
+    effects   the file that handlers write to
+    point     where the process kills itself; "" for nowhere
+    gate      a handler that finds this file missing waits for it, after its effect
+    failing   orders whose handler raises while the file of that name is missing beside `effects`
+    """
+
+    topic: str
+    config: dict[str, Any]
+    store: str
+    effects: str
+    point: str = ""
+    gate: str = ""
+    failing: list[str] = field(default_factory=list)
+    lease: str = "2s"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def line(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+
+def kill_at(wanted: str) -> Callable[[str], None]:
+    """Return a function that kills this process at the first time it is called with `wanted`."""
+
+    def at(point: str) -> None:
+        if point == wanted:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return at
+
+
+def kill_in_store(store: Any, at: Callable[[str], None]) -> Any:
+    apply = store.apply
+
+    def killing_apply(commands: Sequence[Any], /) -> Any:
+        names = [type(command).__name__ for command in commands]
+        for name in names:
+            at(f"before {name}")
+        replies = apply(commands)
+        for name in names:
+            at(f"after {name}")
+        return replies
+
+    store.apply = killing_apply
+    return store
+
+
+class KillingClient:
+    """A client of Kafka that kills its process before or after it commits."""
+
+    def __init__(self, client: Any, at: Callable[[str], None]) -> None:
+        self._client = client
+        self._at = at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def commit(self, **arguments: Any) -> Any:
+        self._at("before commit")
+        # A commit in the background would be on its way only.
+        done = self._client.commit(**{**arguments, "asynchronous": False})
+        self._at("after commit")
+        return done
+
+
+def consume(worker: Worker) -> None:
+    """Consume until this process is killed."""
+    at = kill_at(worker.point)
+    if worker.point:
+        make = confluent_member._consumer
+        killing: Any = lambda *given: KillingClient(make(*given), at)  # noqa: E731
+        confluent_member._consumer = killing
+    store = kill_in_store(blocking_store(worker.store), at)
+    once = Once(store, policy=Policy(lease=worker.lease))
+
+    def handler(message: Any, attempt: Any) -> int:
+        order = str(message.json()["order"])
+        if order in worker.failing and not Path(worker.effects).with_name(order).exists():
+            write(f"{worker.effects}.failed", f"{order} - {os.getpid()}\n")
+            raise ValueError(f"order {order} cannot be shipped yet")
+        at("before effect")
+        write(worker.effects, f"{order} {attempt.child_key('ship')} {os.getpid()}\n")
+        at("after effect")
+        while worker.gate and not os.path.exists(worker.gate):
+            time.sleep(0.01)
+        return os.getpid()
+
+    options = {"retry_safe": True, "backoff": "100ms", "concurrency": 2, **worker.options}
+    consumer = KafkaConsumer(
+        once,
+        handler,
+        worker.topic,
+        name="shipping",
+        key="json:$.order",
+        config=worker.config,
+        **options,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+    consumer.run()
+    once.close()
+
+
+def write(path: str, line: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(file, line.encode())
+    os.close(file)
+
+
+def _child(worker: Worker, parent: int) -> None:
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_SECONDS)
+        os._exit(2)
+
+    threading.Thread(target=watch, daemon=True).start()
+    code = 1
+    try:
+        consume(worker)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children are not kept as zombies
+    parent = os.getpid()
+    for line in sys.stdin:
+        worker = Worker(**json.loads(line))
+        pid = os.fork()
+        if pid == 0:
+            _child(worker, parent)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,239 @@
+"""Dead letters, redrives and retries that need headers: on librdkafka's mock cluster alone.
+
+The real broker of these tests is 0.9.0.1, whose messages have no headers, and aiokafka does not
+speak to it. So these tests prove what oncekey writes and reads, for both clients, and not that a
+real cluster of a newer release keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.queues.kafka_topics import SECONDS, Topic, consumer_of, running, wait_for
+from tests.support.kafka_servers import kafka_mock
+
+from oncekey import AsyncOnce, Once, Policy, Terminal
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.disposition import Kind
+from oncekey.queues.kafka import AsyncKafkaConsumer
+from oncekey.queues.kafka.kafka_records import DUE_HEADER, RECEIVED_HEADER
+from oncekey.queues.queue_message import Message
+
+SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
+POLICY = Policy(lease="2s")
+Handler = Callable[[Message], object]
+
+
+class MockTopic(Topic):
+    """A topic of the mock, consumed by the newer group protocol, which joins without a delay."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        mine = {"group.id": self.group, "group.protocol": "consumer"}
+        return {**self.client, **mine, "auto.offset.reset": "earliest"}
+
+
+@pytest.fixture
+def topic() -> Topic:
+    return MockTopic(kafka_mock().client)
+
+
+class SyncConsumers:
+    """Runs consumers on confluent-kafka; all of one object share a store."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._once = Once("memory://", policy=POLICY)
+
+    @contextmanager
+    def running(self, handler: Handler, **options: Any) -> Iterator[Any]:
+        with running(consumer_of(self._topic, self._once, handler, **options)) as consumer:
+            yield consumer
+
+    def redrive(self, most: int, id: str) -> int:
+        consumer = consumer_of(self._topic, self._once, print)
+        consumer._broker.facts()
+        return consumer._broker.redrive(most, id)
+
+    def close(self) -> None:
+        self._once.close()
+
+
+class AsyncConsumers:
+    """Runs consumers on aiokafka, each block in an event loop of its own thread."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._loop = asyncio.Runner()
+        self._once = AsyncOnce("memory://", policy=POLICY)
+
+    def _consumer(self, handler: Handler, **options: Any) -> AsyncKafkaConsumer:
+        async def awaited(message: Message) -> object:
+            return handler(message)
+
+        config = {
+            "bootstrap_servers": self._topic.client["bootstrap.servers"],
+            "group_id": self._topic.group,
+            "auto_offset_reset": "earliest",
+            # The mock forgets a member that leaves only after its session, and needs 3 s to let
+            # the first one join.
+            "session_timeout_ms": 4_000,
+            "heartbeat_interval_ms": 300,
+        }
+        given = {
+            "name": "shipping",
+            "key": "json:$.order",
+            "config": config,
+            "retry_safe": True,
+            "backoff": "50ms",
+            **options,
+        }
+        return AsyncKafkaConsumer(self._once, awaited, self._topic.name, **given)
+
+    @contextmanager
+    def running(self, handler: Handler, **options: Any) -> Iterator[Any]:
+        """The test goes on in this thread, and the loop in another one."""
+        loop, errors = self._loop.get_loop(), []
+        consumer = self._consumer(handler, **options)
+
+        def run() -> None:
+            try:
+                loop.run_until_complete(consumer.run())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield consumer
+        finally:
+            loop.call_soon_threadsafe(consumer.stop)
+            thread.join(SECONDS)
+        if errors:
+            raise errors[0]
+
+    def redrive(self, most: int, id: str) -> int:
+        return self._loop.run(self._redrive(most, id))
+
+    async def _redrive(self, most: int, id: str) -> int:
+        async def ignored(message: Message) -> None: ...
+
+        broker = self._consumer(ignored)._broker
+        await broker.facts()
+        return await broker.redrive(most, id)
+
+    def close(self) -> None:
+        self._loop.run(self._once.close())
+        self._loop.close()
+
+
+@pytest.fixture(params=[SyncConsumers, AsyncConsumers], ids=["confluent", "aiokafka"])
+def consumers(request: pytest.FixtureRequest, topic: Topic) -> Iterator[Any]:
+    made = request.param(topic)
+    yield made
+    made.close()
+
+
+def headers_of(message: Any) -> dict[str, str]:
+    return {name: value.decode() for name, value in message.headers() or []}
+
+
+def test_a_dead_letter_has_its_error_and_a_redrive_runs_it_once_more(
+    topic: Topic, consumers: Any
+) -> None:
+    seen: list[str] = []
+    repaired = False
+
+    def handler(message: Message) -> None:
+        seen.append(message.json()["order"])
+        if seen[-1] == "a" and not repaired:
+            raise Terminal("no such address")
+
+    topic.send("a", "b")
+    topic.send("a")  # an ordinary duplicate of what will have failed
+    with consumers.running(handler):
+        topic.wait_until_done()
+    first, second = topic.read(topic.dead, 2)
+    assert headers_of(first)["oncekey-error"] == "Terminal: no such address"
+    assert headers_of(first)["oncekey-fence"] == headers_of(second)["oncekey-fence"]
+    assert seen == ["a", "b"]
+    repaired = True
+    assert consumers.redrive(10, "repair-1") == 2
+    assert consumers.redrive(10, "repair-2") == 0  # they are moved back once
+    with consumers.running(handler):
+        topic.wait_until_done()
+    # Both letters came back, and one of them opened the key.
+    assert seen == ["a", "b", "a"]
+
+
+def test_a_retry_keeps_its_time_and_its_count_in_the_retry_topic(
+    topic: Topic, consumers: Any
+) -> None:
+    tries: list[tuple[float, int]] = []
+
+    def handler(message: Message) -> None:
+        tries.append((time.monotonic(), message.receive_count))
+        if len(tries) < 3:
+            raise ValueError("not yet")
+
+    topic.send("a", source="shop")
+    # Each next try comes a second later, which is too long to be waited for here.
+    options = {"backoff": "1s", "backoff_max": "1s", "stuck_after": "500ms"}
+    with consumers.running(handler, **options):
+        topic.wait_until_done()
+    assert [count for _, count in tries] == [1, 2, 3]
+    times = [when for when, _ in tries]
+    assert all(later - earlier > 0.9 for earlier, later in itertools.pairwise(times))
+    retried = topic.read(topic.retry, 2)
+    assert [headers_of(m)[RECEIVED_HEADER] for m in retried] == ["1", "2"]
+    assert headers_of(retried[0])["source"] == "shop"
+    assert abs(int(headers_of(retried[0])[DUE_HEADER]) / 1000 - time.time()) < 60
+
+
+def test_a_delivery_key_is_refused_where_the_topic_has_no_identity(
+    topic: Topic, consumers: Any
+) -> None:
+    """The mock tells no topic ids to confluent-kafka; aiokafka never asks for them."""
+    refused = pytest.raises(ConfigurationError, match="key='delivery'")
+    with refused, consumers.running(print, key="delivery") as consumer:
+        wait_for(lambda: not consumer._is_running, "the consumer has ended")
+
+
+@pytest.mark.skipif(not SOAK, reason="shown on the real broker; here with ONCEKEY_SOAK=1")
+def test_the_partitions_of_a_member_that_leaves_go_to_the_other(
+    topic: Topic, consumers: Any
+) -> None:
+    seen: list[str] = []
+    with consumers.running(lambda m: seen.append(m.json()["order"])):
+        for partition in range(topic.partitions):
+            topic.send(f"a{partition}", partition=partition)
+        topic.wait_until_done()
+    with consumers.running(lambda m: seen.append(m.json()["order"])) as second:
+        for partition in range(topic.partitions):
+            topic.send(f"b{partition}", partition=partition)
+        topic.wait_until_done()
+        assert second.counts[Kind.REMOVE] == topic.partitions  # the others were committed
+    assert sorted(seen) == sorted(f"{m}{n}" for m in "ab" for n in range(topic.partitions))
+
+
+def test_latest_pins_its_start_so_that_nothing_after_it_is_skipped(topic: Topic) -> None:
+    """A new group that begins at the end commits that place before it has a message."""
+    topic.send("old")
+    seen: list[object] = []
+    config = {**topic.config, "auto.offset.reset": "latest"}
+    with Once("memory://", policy=POLICY) as once:
+        consumer = consumer_of(topic, once, lambda m: seen.append(m.json()["order"]), config=config)
+        with running(consumer):
+            wait_for(lambda: topic.committed()[0] == 1, "the place is committed")
+        topic.send("while nobody was there")
+        again = consumer_of(topic, once, lambda m: seen.append(m.json()["order"]), config=config)
+        with running(again):
+            wait_for(lambda: seen == ["while nobody was there"], "it is handled")
