@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.support.servers import processes
 from tests.support.servers.processes import Process, wait_until
 from tests.support.servers.redis_server import RedisServer
@@ -64,7 +63,7 @@ def _start(environment: dict[str, str]) -> Process:
     directory = processes.scratch() / processes.fresh_name("dramatiq")
     directory.mkdir()
     options = ["--processes=1", "--threads=2", "--skip-logging", "--worker-shutdown-timeout=500"]
-    worker = processes.launch(
+    return processes.launch(
         "dramatiq worker",
         [sys.executable, "-m", "dramatiq", "tests.queues.dramatiq_app", *options],
         processes.User(),
@@ -72,7 +71,6 @@ def _start(environment: dict[str, str]) -> Process:
         death_signal="SIGKILL",
         env={**environment, "PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}"},
     )
-    return worker
 
 
 def effects(actors: Any, name: str) -> list[int]:
@@ -138,4 +136,3 @@ def put_off(actors: Any, name: str) -> bool:
     held = [client.hvals(key) for key in client.keys("dq:*.msgs")]
     found = [message for messages in held for message in messages]
     return any(name.encode() in each and b"oncekey_put_offs" in each for each in found)
-
