@@ -12,6 +12,7 @@ from typing import Any, Final
 import redis
 from celery import Celery, Task
 from celery.signals import task_prerun
+from kombu import Queue
 
 from oncekey import Once, Policy
 from oncekey.queues.celery import idempotent_task
@@ -39,6 +40,18 @@ app.conf.update(
     result_chord_join_timeout=20,
     worker_cancel_long_running_tasks_on_connection_loss=False,
 )
+app.conf.task_queues = [
+    Queue("celery"),
+    Queue("forks"),
+    Queue("doomed"),
+    Queue(
+        "buried",
+        queue_arguments={
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "graveyard",
+        },
+    ),
+]
 if broker.startswith("redis"):
     app.conf.broker_transport_options = {
         "visibility_timeout": VISIBILITY_S,
@@ -88,6 +101,13 @@ def quick(name: str) -> str:
 @idempotent_task(once, key=lambda name: name)
 @app.task
 def fails(name: str) -> None:
+    effect(name, waits=False)
+    raise ValueError(f"no such address: {name}")
+
+
+@idempotent_task(once, key=lambda name: name)
+@app.task(acks_on_failure_or_timeout=False)
+def fails_and_is_buried(name: str) -> None:
     effect(name, waits=False)
     raise ValueError(f"no such address: {name}")
 

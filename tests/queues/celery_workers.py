@@ -1,12 +1,17 @@
-"""Starts Celery workers as processes of their own, for tests that kill them."""
+"""Starts Celery workers as processes of their own, for tests that kill them, and reads what their
+tasks have noted."""
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.support.servers import processes
 from tests.support.servers.processes import Process
 
@@ -51,3 +56,30 @@ def start_worker(
 def stop(worker: Process) -> None:
     if worker.is_running():
         worker.end(signal.SIGTERM, 10)
+
+
+@contextmanager
+def loaded(environment: Mapping[str, str], name: str) -> Iterator[Any]:
+    """The module with the app, loaded in this process as callers of its tasks have it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in environment.items():
+            patch.setenv(variable, value)
+        sys.modules.pop(name, None)
+        module = importlib.import_module(name)
+    yield module
+    module.app.close()
+    module.once.close()
+    module.notes.close()
+
+
+def effects(tasks: Any, name: str) -> list[str]:
+    found: list[str] = tasks.notes.lrange(f"effects:{name}", 0, -1)
+    return found
+
+
+def deliveries(tasks: Any, result: Any) -> int:
+    return int(tasks.notes.get(f"deliveries:{result.id}") or 0)
+
+
+def open_gate(tasks: Any, name: str) -> None:
+    tasks.notes.rpush(f"gate:{name}", "open")

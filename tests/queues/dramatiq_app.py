@@ -21,7 +21,7 @@ url = os.environ["ONCEKEY_TEST_BROKER"]
 broker: dramatiq.Broker
 if url.startswith("redis"):
     # Every command looks for the messages of workers that are gone.
-    broker = RedisBroker(
+    broker = RedisBroker(  # type: ignore[no-untyped-call]
         url=url, heartbeat_timeout=HEARTBEAT_MS, maintenance_chance=1_000_000, namespace="dq"
     )
 else:

@@ -1,16 +1,16 @@
 """Taskiq tasks on a broker of two Valkey lists, run by Taskiq's own receiver.
 
 A message is moved from the list of the waiting to that of the held, and removed from there when it
-is acknowledged; a worker that starts takes back what dead ones held. `work` is a
-worker.
+is acknowledged; a worker that starts takes back what dead ones held. `work`
+is a worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
-from typing import Final
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Final
 
 import redis.asyncio as redis
 from taskiq import AsyncBroker, BrokerMessage
@@ -28,7 +28,7 @@ GATE_S: Final = 40
 class ListBroker(AsyncBroker):
     def __init__(self, url: str) -> None:
         super().__init__()
-        self.client = redis.Redis.from_url(url, socket_timeout=GATE_S + 5)
+        self.client: Any = redis.Redis.from_url(url, socket_timeout=GATE_S + 5)
 
     async def kick(self, message: BrokerMessage) -> None:
         await self.client.rpush(WAITING, message.message)
@@ -41,7 +41,7 @@ class ListBroker(AsyncBroker):
             if data is not None:
                 yield AckableMessage(data=data, ack=self._remover(data))
 
-    def _remover(self, data: bytes):  # type: ignore[no-untyped-def]
+    def _remover(self, data: bytes) -> Callable[[], Awaitable[None]]:
         async def remove() -> None:
             await self.client.lrem(HELD, 1, data)
 

@@ -71,7 +71,7 @@ class Shop:
 
     def sent(self) -> list[Any]:
         """The messages that were sent since the last look."""
-        found = []
+        found: list[Any] = []
         with self.app.connection() as connection, connection.SimpleQueue(self.queue_name) as simple:
             while True:
                 try:

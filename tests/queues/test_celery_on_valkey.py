@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import chord
-from tests.queues.celery_workers import start_worker, stop
+from tests.queues.celery_workers import (
+    deliveries,
+    effects,
+    loaded,
+    open_gate,
+    start_worker,
+    stop,
+)
 from tests.support.servers.processes import Process, wait_until
 from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
@@ -44,16 +49,8 @@ def environment(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def tasks(environment: dict[str, str]) -> Iterator[Any]:
-    """The app as a caller sees it, in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        sys.modules.pop("tests.queues.celery_app", None)
-        module = importlib.import_module("tests.queues.celery_app")
-    yield module
-    module.app.close()
-    module.once.close()
-    module.notes.close()
+    with loaded(environment, "tests.queues.celery_app") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +68,6 @@ def workers(environment: dict[str, str]) -> Iterator[list[Process]]:
 @pytest.fixture
 def name() -> str:
     return uuid.uuid4().hex[:12]
-
-
-def effects(tasks: Any, name: str) -> list[str]:
-    found: list[str] = tasks.notes.lrange(f"effects:{name}", 0, -1)
-    return found
-
-
-def deliveries(tasks: Any, result: Any) -> int:
-    return int(tasks.notes.get(f"deliveries:{result.id}") or 0)
-
-
-def open_gate(tasks: Any, name: str) -> None:
-    tasks.notes.rpush(f"gate:{name}", "open")
 
 
 def nothing_is_left(tasks: Any) -> bool:

@@ -14,7 +14,6 @@ from dramatiq.results import Results
 from dramatiq.results.backends import StubBackend
 
 from oncekey import AsyncOnce, ConfigurationError, EventKind, NotStarted, Once, Terminal
-from oncekey.queues import dramatiq as guard
 from oncekey.queues.dramatiq import idempotent_actor
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing import FaultyStore
@@ -25,7 +24,8 @@ WAIT_S = 20
 @pytest.fixture
 def broker() -> Iterator[StubBroker]:
     broker = StubBroker()
-    broker.add_middleware(Results(backend=StubBackend()))
+    results = Results(backend=StubBackend())  # type: ignore[no-untyped-call]
+    broker.add_middleware(results)
     broker.emit_after("process_boot")
     dramatiq.set_broker(broker)
     worker = dramatiq.Worker(broker, worker_timeout=20, worker_threads=4)
@@ -154,7 +154,8 @@ def test_store_that_is_down_removes_nothing_and_uses_up_no_retries(
     broker: StubBroker, once: Once, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = threading.Event()
-    monkeypatch.setattr(guard.time, "sleep", lambda seconds: tried.set())
+    monkeypatch.setattr("oncekey.queues.dramatiq.STORE_PAUSE_S", 0.0)
+    once.subscribe(lambda event: tried.set() if event.kind is EventKind.UNAVAILABLE else None)
     shop = Shop(once, actor={"max_retries": 0})
     store.down = True
     message = shop.actor.send("a")

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.support.servers import processes
+from tests.queues.dramatiq_workers import loaded_actors, start_dramatiq
 from tests.support.servers.processes import Process, wait_until
 from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
 from tests.support.servers.server_lifetime import started
 
 WAIT_S = 30.0
-_ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -38,41 +33,17 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 @pytest.fixture(scope="module")
 def actors(environment: dict[str, str]) -> Iterator[Any]:
-    """The actors as a sender sees them, in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        sys.modules.pop("tests.queues.dramatiq_app", None)
-        module = importlib.import_module("tests.queues.dramatiq_app")
-    yield module
-    module.broker.close()
-    module.broker.client.close()
-    module.once.close()
-    module.notes.close()
+    with loaded_actors(environment) as module:
+        yield module
 
 
 @pytest.fixture
 def workers(environment: dict[str, str]) -> Iterator[list[Process]]:
     """Two workers of one process with two threads."""
-    running = [_start(environment) for _ in range(2)]
+    running = [start_dramatiq(environment) for _ in range(2)]
     yield running
     for worker in running:
         worker.kill()
-
-
-def _start(environment: dict[str, str]) -> Process:
-    directory = processes.scratch() / processes.fresh_name("dramatiq")
-    directory.mkdir()
-    options = ["--processes=1", "--threads=2", "--skip-logging", "--worker-shutdown-timeout=500"]
-    worker = processes.launch(
-        "dramatiq worker",
-        [sys.executable, "-m", "dramatiq", "tests.queues.dramatiq_app", *options],
-        processes.User(),
-        directory,
-        death_signal="SIGKILL",
-        env={**environment, "PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}"},
-    )
-    return worker
 
 
 def effects(actors: Any, name: str) -> list[int]:
@@ -102,7 +73,7 @@ def test_killed_workers_lose_no_message_and_no_effect_is_doubled(
     )
     for worker in workers:
         worker.kill()
-    workers[:] = [_start(environment)]
+    workers[:] = [start_dramatiq(environment)]
     actors.notes.rpush(f"gate:{again}", "open")
     wait_until(lambda: not waiting(actors), "every message is done", WAIT_S)
     assert (len(effects(actors, again)), len(effects(actors, once_only))) == (2, 1)
@@ -138,4 +109,3 @@ def put_off(actors: Any, name: str) -> bool:
     held = [client.hvals(key) for key in client.keys("dq:*.msgs")]
     found = [message for messages in held for message in messages]
     return any(name.encode() in each and b"oncekey_put_offs" in each for each in found)
-

@@ -54,7 +54,9 @@ class Shop:
         """Deliver a message: how it ended, and what was replied."""
         at = len(self.messages)
         order = {"id": id, **more}
-        response = await self.broker.request(order, "orders", headers=headers, timeout=5)
+        response = await self.broker.request(
+            order, "orders", headers={**(headers or {})}, timeout=5
+        )
         return self.messages[at].committed, await response.decode()
 
 
@@ -208,7 +210,10 @@ def test_kafka_needs_a_place_for_dead_letters() -> None:
         async with AsyncOnce("memory://") as once:
             for options in ({}, {"dead_letter": keep}):
                 guarded = IdempotencyMiddleware(
-                    once, name="shipping", key="json:$.id", **options  # type: ignore[arg-type]
+                    once,
+                    name="shipping",
+                    key="json:$.id",
+                    **options,  # type: ignore[arg-type]
                 )
                 broker = KafkaBroker(middlewares=[guarded])
 

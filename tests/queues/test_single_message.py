@@ -39,7 +39,8 @@ class Consumer:
         handler = handle_async if self._runner is not None else handle
         settings = {"name": "shipping", "queue": "orders", **options}
         found = consume(self.once, id, body, handler, **settings)
-        return self._wait(found)
+        disposition: Disposition = self._wait(found)
+        return disposition
 
     def get(self, key: str) -> Any:
         return self._wait(self.once.get("shipping", key, scope="shipping/orders"))
@@ -89,7 +90,7 @@ def test_failure_is_a_dead_letter_with_its_error(consumer: Consumer) -> None:
 
 def test_retry_safe_handler_is_retried_with_backoff_until_max_tries(consumer: Consumer) -> None:
     consumer.body = fail
-    options = {"retry_safe": True, "max_tries": 3, "backoff": "2s"}
+    options: dict[str, Any] = {"retry_safe": True, "max_tries": 3, "backoff": "2s"}
     found = [consumer(**options) for _ in range(3)]
     assert [(each.kind, each.seconds) for each in found] == [
         (Kind.RETRY, 2.0),

@@ -11,19 +11,26 @@ from typing import Any
 
 import pytest
 import redis
-from taskiq import AsyncTaskiqTask, Context, InMemoryBroker, SimpleRetryMiddleware, TaskiqDepends
+from taskiq import (
+    AsyncTaskiqTask,
+    Context,
+    InMemoryBroker,
+    SimpleRetryMiddleware,
+    TaskiqDepends,
+    TaskiqMessage,
+)
 from taskiq.brokers.shared_broker import async_shared_broker
+from tests.support.servers import processes
+from tests.support.servers.processes import Process, wait_until
+from tests.support.servers.redis_server import RedisServer
+from tests.support.servers.requirements import require
+from tests.support.servers.server_lifetime import started
 
 from oncekey import AsyncOnce, ConfigurationError, EventKind, Once
 from oncekey.queues import taskiq as guard
 from oncekey.queues.taskiq import idempotent_task
 from oncekey.stores.memory import AsyncMemoryStore
 from oncekey.testing import AsyncFaultyStore
-from tests.support.servers import processes
-from tests.support.servers.processes import Process, wait_until
-from tests.support.servers.redis_server import RedisServer
-from tests.support.servers.requirements import require
-from tests.support.servers.server_lifetime import started
 
 WAIT_S = 30.0
 _ROOT = Path(__file__).parent.parent.parent
@@ -137,8 +144,13 @@ def test_store_that_is_down_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         async with AsyncOnce(store) as once:
             shop = Shop(once)
             store.down = True
-            once.subscribe(lambda event: setattr(store, "down", len(events) < 3) or events.append(event))
             events: list[object] = []
+
+            def recover_after_three(event: object) -> None:
+                store.down = len(events) < 3
+                events.append(event)
+
+            once.subscribe(recover_after_three)
             result = await result_of(await shop.task.kiq("a"))
             assert result.return_value == {"shipped": "a"}
             assert len(events) > 3
@@ -195,7 +207,7 @@ def test_killed_worker_loses_no_task_and_no_effect_is_doubled(tmp_path: Path) ->
     names = {task: uuid.uuid4().hex for task in ("ship", "ship_again")}
     try:
         for task, name in names.items():
-            message = guard.TaskiqMessage(
+            message = TaskiqMessage(
                 task_id=name,
                 task_name=f"tests.queues.taskiq_app:{task}",
                 labels={"ack_type": "when_saved"},
@@ -207,7 +219,10 @@ def test_killed_worker_loses_no_task_and_no_effect_is_doubled(tmp_path: Path) ->
         workers[0].kill()
         notes.rpush(f"gate:{names['ship_again']}", "open")
         workers.append(_start({"ONCEKEY_TEST_BROKER": url, "ONCEKEY_TEST_STORE": store}))
-        left = lambda: int(notes.llen("tasks")) + int(notes.llen("held"))  # noqa: E731
+
+        def left() -> int:
+            return sum(int(notes.llen(each)) for each in ("tasks", "held"))
+
         wait_until(lambda: not left(), "every message is done", WAIT_S)
         runs = {task: int(notes.llen(f"effects:{name}")) for task, name in names.items()}
         assert runs == {"ship": 1, "ship_again": 2}

@@ -11,6 +11,8 @@ only when the outcome is durable. What follows from what is the table in disposi
     loop       consumer_settings, work_in_hand; blocking/ and aio/ with threads and with tasks
     brokers    broker is the port; a package for each broker implements it
     rows       inbox and outbox: messages in the transaction of the rows they are about
+    tasks      task_guard; celery, dramatiq and taskiq, which receive by themselves; faststream
+    any other  `consume`, for one message at a time
 
 The names that all brokers share are here. Those of one broker are in its module, such as
 oncekey.queues.sqs, which alone needs the broker's client.
