@@ -46,7 +46,7 @@ run: $(VENV)/.demo ## start the demo: a payments API and its page (ARGS=--play p
 	@$(BIN)/oncekey demo $(ARGS)
 
 test: setup ## run every test, on two cores
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup ## lint, types, layers, tidiness
 	@$(BIN)/ruff check .
@@ -74,7 +74,7 @@ bench-instructions: $(VENV)/.bench ## count instructions per operation with call
 	@$(BIN)/python -m bench instructions
 
 soak: setup ## the long forms of hammer, model, crashes and kills (minutes)
-	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/contract tests/hammer tests/model tests/fault tests/stores tests/http -s --timeout 1800
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/core tests/engine tests/explore tests/contract tests/hammer tests/model tests/fault tests/stores tests/http -s --timeout 1800
 
 soak-services: setup ## 500 checkouts through four services that are killed all the time (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/fleet -s --timeout 1800

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,24 +19,38 @@ from tests.support import reused_redis_stores, reused_stores  # noqa: E402
 from tests.support.servers import processes  # noqa: E402
 from tests.support.store_table import STORES, Opener  # noqa: E402
 
+# The folders of tests are in memory where the system allows it, as the servers' are: processes are
+# killed here, machines are not, and thousands of tests would wait for a disk.
+if os.access(processes.MEMORY, os.W_OK):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(processes.MEMORY))
 
-@pytest.fixture
-def memory_folder() -> Iterator[Path]:
-    """Yield an empty folder whose files are in memory where the system allows it.
 
-    A suite of many short tests does not wait for a disk: what survives a crash is for tests/fault.
-    """
-    folder = processes.memory_scratch() / processes.fresh_name("test")
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+# The folders with the files that take longest. They come first, so that no core is left with one of
+# them when the other has run out of files.
+FIRST = (
+    "contract",
+    "explore",
+    "fleet",
+    "hammer",
+    "demo",
+    "model",
+    "queues",
+    "fault",
+    "docs",
+    "http",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {ROOT / "tests" / folder: rank for rank, folder in enumerate(FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path.parent, len(FIRST)))
 
 
 @pytest.fixture(params=STORES)
-def opener(request: pytest.FixtureRequest, memory_folder: Path) -> Opener:
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """Return a function that opens an empty store; the test runs once per store of the table."""
     name: str = request.param
-    return lambda clock: STORES[name](memory_folder, clock)
+    return lambda clock: STORES[name](tmp_path, clock)
 
 
 def pytest_sessionfinish() -> None:

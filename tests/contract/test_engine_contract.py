@@ -49,8 +49,8 @@ class TestEngineContract(EngineContract):
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _use_row(self, kind: str, memory_folder: Path) -> None:
-        self.opener = lambda clock: ROWS[kind](memory_folder, clock)
+    def _use_row(self, kind: str, tmp_path: Path) -> None:
+        self.opener = lambda clock: ROWS[kind](tmp_path, clock)
 
     @pytest.fixture
     def loop(self, kind: str) -> Iterator[LoopThread]:

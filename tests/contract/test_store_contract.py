@@ -128,14 +128,14 @@ class TestStoreContract(StoreContract):
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _use_row(self, kind: str, memory_folder: Path, request: pytest.FixtureRequest) -> None:
+    def _use_row(self, kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         if kind in MOVING and request.function.__name__ in OF_ONE_STORE:
             pytest.skip("two stores have two clocks, and no third one grants their fences")
         if (kind, request.function.__name__) == KNOWS_ITS_FENCE:
             pytest.skip(
                 "the move's mark raises the floor of etcd to the clock, so fences are higher"
             )
-        self.opener = lambda clock: ROWS[kind](memory_folder, clock)
+        self.opener = lambda clock: ROWS[kind](tmp_path, clock)
 
     @pytest.fixture
     def loop(self, kind: str) -> Iterator[LoopThread]:

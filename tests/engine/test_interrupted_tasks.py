@@ -1,11 +1,13 @@
 """An async run may be interrupted anywhere in its task: its key is closed, and what its body
-returned is not lost (I10, I14).
+returned is not lost (I10, I14). With ONCEKEY_SOAK=1, on every store in every way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.engine.interrupter import Interrupter, Stop, TimeLimit
 from oncekey import AsyncOnce, NotReplayable, current_attempt
 from oncekey.engine.aio.attempt import finish_early
 
+SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 PLACES_MAX = 5_000
 PLACES_MIN = 50
 PATIENCE = 5
@@ -44,12 +47,15 @@ class EarlyBody(Body):
         return "ignored"
 
 
+EVERY = list(product((Body, EarlyBody), ("memory", "sqlite"), (Stop, TimeLimit)))
+# Every two of them meet.
+PAIRS = [EVERY[0], EVERY[3], EVERY[5], EVERY[6]]
+
+
 # A coroutine that was interrupted between its creation and its await is never awaited.
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", [Stop, TimeLimit])
-@pytest.mark.parametrize("store", ["memory", "sqlite"])
-@pytest.mark.parametrize("body_type", [Body, EarlyBody])
+@pytest.mark.parametrize(("body_type", "store", "kind"), EVERY if SOAK else PAIRS)
 def test_i14_an_async_run_interrupted_anywhere_closes_its_key(
     tmp_path: Path, body_type: type[Body], store: str, kind: type[BaseException]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import random
 from collections import Counter
 from dataclasses import replace
@@ -15,12 +16,14 @@ from tests.support.explorer.code_under_test import REAL
 from tests.support.explorer.generator_states import AnyFlow, GeneratorState, effect_text
 from tests.support.explorer.process import Process
 from tests.support.explorer.scenario import Actor, Scenario
-from tests.support.explorer.scenarios import MUST_MEET, SCENARIOS
+from tests.support.explorer.scenarios import LONG_SCENARIOS, MUST_MEET
+from tests.support.explorer.scenarios import SCENARIOS as SHORT_SCENARIOS
 from tests.support.explorer.search import Report, explore
 from tests.support.explorer.world import World
 
 from oncekey.core import attempt_flow, heartbeat_flow, late_owner, recovery, step_flow
 
+SCENARIOS = SHORT_SCENARIOS + (LONG_SCENARIOS if os.environ.get("ONCEKEY_SOAK") else ())
 STATES_MIN = 100_000
 FLOWS = [attempt_flow, heartbeat_flow, late_owner, recovery, step_flow]
 

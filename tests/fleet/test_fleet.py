@@ -25,7 +25,7 @@ from tests.support.servers import Gunicorn, Uvicorn, require
 from tests.support.servers.processes import wait_until
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
-ORDERS, KILLS, SECONDS = (500, 100, 1_500) if SOAK else (50, 10, 270)
+ORDERS, KILLS, SECONDS = (500, 100, 1_500) if SOAK else (30, 5, 270)
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,7 @@ def test_the_hammer_finds_no_violation_on_postgresql(
         url = url_of(hammered.url(DATABASE), fresh(hammered, f"hammer {run}"))
         if SOAK:
             return HammerPlan(url, seconds=60, processes=32, seed=run)
-        return HammerPlan(url, seconds=6, processes=12, seed=run)
+        return HammerPlan(url, seconds=3, processes=12, seed=run)
 
     counts = run_until_enough("PostgreSQL", plan, LEAST_LONG if SOAK else LEAST, capsys)
     assert counts["store errors"] == 0
@@ -108,7 +108,7 @@ def test_the_hammer_finds_no_violation_on_the_ring(
         url = url_of(hammered.url(DATABASE), fresh(hammered, f"ring {run}"), **RING)
         if SOAK:
             return HammerPlan(url, seconds=60, processes=32, keys=60, seed=run)
-        return HammerPlan(url, seconds=4, processes=8, seed=run)
+        return HammerPlan(url, seconds=2, processes=8, seed=run)
 
     least = {**SOME, "generations": 100, "swept": 60}
     if SOAK:
@@ -146,7 +146,7 @@ def test_i9_the_hammer_finds_no_violation_if_replies_are_lost(
         def plan(run: int) -> HammerPlan:
             url = url_of(address, fresh(hammered, f"lossy {run}"))
             long = HammerPlan(url, seconds=30, processes=16, keys=400, seed=run)
-            plan = long if SOAK else HammerPlan(url, seconds=4, processes=8, seed=run)
+            plan = long if SOAK else HammerPlan(url, seconds=2, processes=8, seed=run)
             # It takes a while to connect again, and the lease should not be over by then.
             return replace(plan, lease=200_000, keep=400_000)
 
@@ -187,7 +187,7 @@ def test_the_hammer_finds_a_store_that_is_broken_on_purpose(
 
     def plan(run: int) -> HammerPlan:
         url = url_of(hammered.url(DATABASE), fresh(hammered, f"broken {retention}"), **options)
-        broken = HammerPlan(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
+        broken = HammerPlan(url, seconds=1, processes=8, keys=12, sabotage=sabotage, seed=run)
         return replace(broken, lease=100_000, audit=30_000)
 
     assert caught_at(CAUGHT_AT[sabotage], plan)

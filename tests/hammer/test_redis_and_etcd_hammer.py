@@ -68,17 +68,17 @@ def _with_prefix(server: Callable[[], Any]) -> Callable[[str], str]:
 
 STORES = {
     "valkey": Hammered(
-        _with_prefix(redis_stores.valkey), {"seconds": 4, "processes": 10}, QUICK, QUICK_LONG
+        _with_prefix(redis_stores.valkey), {"seconds": 2, "processes": 10}, QUICK, QUICK_LONG
     ),
     "valkey-cluster": Hammered(
-        _with_prefix(redis_stores.valkey_cluster), {"seconds": 3, "processes": 8}, SOME, QUICK_LONG
+        _with_prefix(redis_stores.valkey_cluster), {"seconds": 2, "processes": 8}, SOME, QUICK_LONG
     ),
     "redis": Hammered(
-        _with_prefix(redis_stores.redis), {"seconds": 2, "processes": 8}, SOME, QUICK_LONG
+        _with_prefix(redis_stores.redis), {"seconds": 1.5, "processes": 8}, SOME, QUICK_LONG
     ),
     "etcd": Hammered(
         lambda name: etcd().url(name),
-        {"seconds": 6, "processes": 10, **SLOW},
+        {"seconds": 5, "processes": 10, **SLOW},
         SLOW_LEAST,
         SLOW_LEAST_LONG,
     ),
@@ -110,6 +110,6 @@ def test_the_hammer_finds_a_broken_store_on(name: str, sabotage: str) -> None:
         if name == "etcd":
             return replace(broken, seconds=20.0)
         # A lease that lasts longer than a busy machine takes for a command.
-        return replace(broken, seconds=2.0, lease=100_000, audit=30_000)
+        return replace(broken, seconds=1.0, lease=100_000, audit=30_000)
 
     assert caught_at(CAUGHT_AT[sabotage], plan)

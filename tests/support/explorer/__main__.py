@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.support.explorer.race_scenarios import RACES
-from tests.support.explorer.scenarios import SCENARIOS
+from tests.support.explorer.scenarios import LONG_SCENARIOS, SCENARIOS
 from tests.support.explorer.search import explore
 from tests.support.explorer.sqlite_races import race_on_sqlite
 
@@ -19,7 +19,7 @@ def main() -> int:
     broken = 0
     states = transitions = 0
     seconds = 0.0
-    for scenario in SCENARIOS:
+    for scenario in SCENARIOS + LONG_SCENARIOS:
         report = explore(scenario, progress=_progress(scenario.name))
         states += report.states
         transitions += report.transitions

@@ -1,4 +1,4 @@
-"""The scenarios that are explored on every change.
+"""The scenarios that are explored on every change, and those that take long.
 
 Each goes deep in one thing, since everything at once has too many states. Together they must meet
 every kind of action in MUST_MEET, or they would prove nothing.
@@ -6,12 +6,20 @@ every kind of action in MUST_MEET, or they would prove nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from tests.support.explorer.scenario import OTHER, Actor, BodyEnding, Scenario
 
 _EVERY_ENDING: Final = tuple(BodyEnding)
 _ENDINGS: Final = (BodyEnding.RETURNED, BodyEnding.RAISED, BodyEnding.NOT_STARTED)
+
+# Of the recovery of a key that its owner has left.
+_CRASHING: Final = Actor(
+    "A", lease=1, keep=3, endings=(BodyEnding.RETURNED, BodyEnding.INTERRUPTED)
+)
+_RECOVERING: Final = Actor("B", lease=1, keep=3, recoverable=True)
+_QUICK: Final = Actor("C", lease=1, keep=3, recoverable=True, quick=True)
 
 SCENARIOS: Final = (
     Scenario(
@@ -129,15 +137,8 @@ SCENARIOS: Final = (
         ticks=1,
         losses=1,
     ),
-    Scenario(
-        "recovery",
-        (
-            Actor("A", lease=1, keep=3, endings=(BodyEnding.RETURNED, BodyEnding.INTERRUPTED)),
-            Actor("B", lease=1, keep=3, recoverable=True),
-            Actor("C", lease=1, keep=3, recoverable=True, quick=True),
-        ),
-        ticks=2,
-    ),
+    Scenario("recovery", (_CRASHING, replace(_RECOVERING, quick=True), _QUICK), ticks=2),
+    Scenario("slow recovery", (replace(_CRASHING, quick=True), _RECOVERING, _QUICK), ticks=2),
     Scenario(
         "an operator and a late owner",
         (
@@ -198,6 +199,11 @@ SCENARIOS: Final = (
         ticks=3,
         crashes=1,
     ),
+)
+
+# `make soak` explores this too: a slow owner meets a slow recovery, in half a million states.
+LONG_SCENARIOS: Final = (
+    Scenario("recovery, both slow", (_CRASHING, _RECOVERING, _QUICK), ticks=2),
 )
 
 MUST_MEET: Final = frozenset(
