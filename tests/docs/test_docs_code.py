@@ -12,6 +12,7 @@ from tests.docs.pages import PAGES, ROOT, commands, files, name_of, script
 from tests.support.etcd_stores import etcd
 from tests.support.postgres_stores import server
 from tests.support.redis_stores import valkey
+from tests.support.servers.sqs_server import sqs
 
 # What newcomers run first, and then again: on the file that the first run has left behind.
 RUN_TWICE = ("README.md", "docs/tutorial/first-operation.md")
@@ -39,6 +40,8 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         environment["DATABASE_URL"] = server().create_database(f"docs-{page.stem}")
     if "REDIS_URL" in code:
         environment["REDIS_URL"] = empty_redis()
+    if "oncekey.queues.sqs" in code:
+        environment |= sqs().environment_of_clients()
     if "ETCD_URL" in script(page):
         environment["ETCD_URL"] = etcd().url(f"docs-{page.stem}")
     for arguments in commands(page):
