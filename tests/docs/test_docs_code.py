@@ -13,6 +13,7 @@ from tests.support.etcd_stores import etcd
 from tests.support.postgres_stores import server
 from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.redis_stores import valkey
+from tests.support.servers.sqs_server import sqs
 
 # What newcomers run first, and then again: on the file that the first run has left behind.
 RUN_TWICE = ("README.md", "docs/tutorial/first-operation.md")
@@ -42,6 +43,8 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         environment["REDIS_URL"] = empty_redis()
     if "RABBITMQ_URL" in code:
         environment["RABBITMQ_URL"] = rabbitmq().url
+    if "oncekey.queues.sqs" in code:
+        environment |= sqs().environment_of_clients()
     if "ETCD_URL" in script(page):
         environment["ETCD_URL"] = etcd().url(f"docs-{page.stem}")
     for arguments in commands(page):

@@ -71,7 +71,8 @@ class QueueUnderTest(Protocol):
     def __init__(self, **arguments: Any) -> None: ...
 
     def send(self, queue: str, bodies: Sequence[str]) -> None:
-        """Create the queue and all that belongs to it if it is missing, and send messages."""
+        """Create the queue and all that belongs to it if it is missing, and send messages. It may
+        wait for consumers, so that a slow broker does not have too many at a time."""
 
     def consumer(self, once: Once, queue: str, handler: Callable[..., Any], **options: Any) -> Any:
         """Return a consumer with these options (name, key, ...)."""
@@ -174,6 +175,17 @@ class Work(NamedTuple):
         queues = getattr(import_module(module), attribute)(**json.loads(given))
         return cls(queues, store, kind, Path(directory))
 
+    def send(self, queue: str, bodies: Sequence[str]) -> None:
+        """Send messages, and note that all were sent."""
+        self.queues.send(queue, bodies)
+        self._sent(queue).touch()
+
+    def is_over(self, queue: str) -> bool:
+        return self._sent(queue).exists() and self.queues.is_drained(queue)
+
+    def _sent(self, queue: str) -> Path:
+        return self.directory / f"{queue}.sent"
+
     def effects_of(self, queue: str) -> list[list[str]]:
         path = self.directory / queue
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
@@ -181,8 +193,8 @@ class Work(NamedTuple):
     def consume(
         self, queue: str, switch: KillSwitch, seconds: float = DRAIN_SECONDS, **options: Any
     ) -> None:
-        """Consume a queue until nothing is left of it, or until the switch kills this process. It
-        fails after so many seconds."""
+        """Consume a queue until all was sent and nothing is left of it, or until the switch kills
+        this process. It fails after so many seconds."""
         options = {
             "name": "shipping",
             "key": "json:$.order",
@@ -199,7 +211,7 @@ class Work(NamedTuple):
         handler = functools.partial(effect, path, switch)
         consumer = self.queues.consumer(once, queue, _with_attempt(handler), **options)
         kill_in_broker(consumer._broker, switch)
-        _end_when(functools.partial(self.queues.is_drained, queue), seconds)
+        _end_when(functools.partial(self.is_over, queue), seconds)
         consumer.run()
 
     async def _consume_async(
@@ -218,7 +230,7 @@ class Work(NamedTuple):
 
         consumer = self.queues.async_consumer(once, queue, handler, **options)
         kill_in_async_broker(consumer._broker, switch)
-        _end_when(functools.partial(self.queues.is_drained, queue), seconds)
+        _end_when(functools.partial(self.is_over, queue), seconds)
         await consumer.run()
 
 
@@ -291,7 +303,7 @@ def _main(arguments: Sequence[str]) -> None:
     }
     bodies = [body_of(number) for number in range(MESSAGES)]
     # All points at once: most of the time passes while the leases of killed consumers end.
-    senders = [fork(functools.partial(work.queues.send, q, bodies)) for q in queues.values()]
+    senders = [fork(functools.partial(work.send, q, bodies)) for q in queues.values()]
     assert [wait_for(pid) for pid in senders] == [0] * len(senders)
     killed = {
         point: fork(functools.partial(work.consume, queue, KillSwitch(point)))

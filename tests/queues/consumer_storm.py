@@ -10,7 +10,6 @@ the broker takes them for new ones.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import random
@@ -119,7 +118,8 @@ class _Storm:
         orders += self.random.sample(orders, self.plan.duplicates)
         self.random.shuffle(orders)
         bodies = [body_of(number) for number in orders]
-        assert wait_for(fork(functools.partial(self.work.queues.send, self.queue, bodies))) == 0
+        assert wait_for(fork(lambda: self.work.queues.send(self.queue, []))) == 0
+        sender = fork(lambda: self.work.send(self.queue, bodies))
         for _ in range(self.plan.consumers):
             self.start()
         while self.running:
@@ -129,6 +129,7 @@ class _Storm:
                 self.reap()
                 time.sleep(0.05)
             self.do_harm()
+        assert wait_for(sender) == 0
 
     def start(self) -> None:
         switch = _SlowSwitch(self.plan.handler_seconds)

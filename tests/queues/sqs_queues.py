@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from oncekey import AsyncOnce, Once
 from oncekey.queues.sqs import AsyncSQSConsumer, SQSConsumer
 
 COUNTS = ("", "NotVisible", "Delayed")
+# moto looks at every message of a queue for each one that is received.
+WAITING_MAX = 50
 
 
 class SqsQueues:
@@ -31,6 +34,8 @@ class SqsQueues:
             QueueName=queue, Attributes={"RedrivePolicy": json.dumps(policy)}
         )
         for start in range(0, len(bodies), 10):
+            while start > WAITING_MAX and self._count(made["QueueUrl"], "") > WAITING_MAX:
+                time.sleep(0.2)
             batch = bodies[start : start + 10]
             entries = [{"Id": str(n), "MessageBody": body} for n, body in enumerate(batch)]
             self._client.send_message_batch(QueueUrl=made["QueueUrl"], Entries=entries)
@@ -48,8 +53,10 @@ class SqsQueues:
 
     def is_drained(self, queue: str) -> bool:
         url = self._client.get_queue_url(QueueName=queue)["QueueUrl"]
-        found = self._attributes(url)
-        return not any(int(found[f"ApproximateNumberOfMessages{kind}"]) for kind in COUNTS)
+        return not any(self._count(url, kind) for kind in COUNTS)
+
+    def _count(self, url: str, kind: str) -> int:
+        return int(self._attributes(url)[f"ApproximateNumberOfMessages{kind}"])
 
     def _attributes(self, url: str) -> dict[str, str]:
         answer = self._client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])

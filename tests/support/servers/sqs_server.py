@@ -52,6 +52,11 @@ class SqsServer(LoopbackServer):
         """Return what a client of boto3 or aiobotocore is given to reach this server."""
         return {"endpoint_url": self.url, "region_name": REGION, **CREDENTIALS}
 
+    def environment_of_clients(self) -> dict[str, str]:
+        """Return the variables with which a client that is given nothing reaches this server."""
+        credentials = {name.upper(): value for name, value in CREDENTIALS.items()}
+        return {"AWS_ENDPOINT_URL": self.url, "AWS_DEFAULT_REGION": REGION, **credentials}
+
     def client(self, **options: Any) -> Any:
         """Return a new client of boto3."""
         import boto3

@@ -5,5 +5,13 @@ from __future__ import annotations
 from oncekey.queues.sqs.lambda_handler import BatchNotDone, LambdaHandler
 from oncekey.queues.sqs.sqs_calls import SqsRefused
 from oncekey.queues.sqs.sqs_consumer import AsyncSQSConsumer, SQSConsumer
+from oncekey.queues.sqs.sqs_message import message_of
 
-__all__ = ["AsyncSQSConsumer", "BatchNotDone", "LambdaHandler", "SQSConsumer", "SqsRefused"]
+__all__ = [
+    "AsyncSQSConsumer",
+    "BatchNotDone",
+    "LambdaHandler",
+    "SQSConsumer",
+    "SqsRefused",
+    "message_of",
+]

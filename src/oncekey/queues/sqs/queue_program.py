@@ -60,7 +60,7 @@ _log = logging.getLogger("oncekey")
 _VISIBILITY_MARGIN_S: Final = 2
 # A long poll asks every server of SQS; a letter that is left in its place is not received twice.
 _LETTER_WAIT_S: Final = 1
-_LETTER_HIDDEN_S: Final = 300
+LETTER_HIDDEN_S: Final = 300
 
 
 class QueueProgram:
@@ -332,7 +332,7 @@ def _receive_letters(dead: QueueAttributes, most: int) -> Program[list[Message]]
         "QueueUrl": dead.url,
         "MaxNumberOfMessages": most,
         "WaitTimeSeconds": _LETTER_WAIT_S,
-        "VisibilityTimeout": _LETTER_HIDDEN_S,
+        "VisibilityTimeout": LETTER_HIDDEN_S,
         "MessageAttributeNames": ["All"],
         "MessageSystemAttributeNames": ["All"],
     }

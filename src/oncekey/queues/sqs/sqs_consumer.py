@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.blocking.consumer import Consumer
+from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import MAX_TRIES_DEFAULT
 from oncekey.queues.message_key import KeyChoice
 from oncekey.queues.sqs.aiobotocore_broker import AiobotocoreBroker
@@ -29,7 +30,10 @@ class SQSConsumer(Consumer):
                         queue too
 
     The other options are those of every consumer (`ConsumerSettings`) and the fields of Policy.
+    For a loop of your own, `handle(message_of(raw, queue))` and `settle` do the two halves.
     """
+
+    _broker: Boto3Broker
 
     def __init__(
         self,
@@ -54,6 +58,11 @@ class SQSConsumer(Consumer):
         )
         super().__init__(once, broker, handler, name=name, key=key, max_tries=max_tries, **options)
 
+    def settle(self, settled: Sequence[Settled]) -> None:
+        """Delete, hide or move messages of a loop of your own, as their dispositions say."""
+        self._broker.facts()
+        self._broker.settle(settled)
+
 
 class AsyncSQSConsumer(AsyncConsumer):
     """Consumes a queue of SQS with aiobotocore: `await handler(message)` runs once for each key.
@@ -61,6 +70,8 @@ class AsyncSQSConsumer(AsyncConsumer):
     It has the options of SQSConsumer. `client` is what `create_client("sqs")` of an aiobotocore
     session gives, opened by `async with` or not.
     """
+
+    _broker: AiobotocoreBroker
 
     def __init__(
         self,
@@ -84,3 +95,8 @@ class AsyncSQSConsumer(AsyncConsumer):
             max_tries=max_tries,
         )
         super().__init__(once, broker, handler, name=name, key=key, max_tries=max_tries, **options)
+
+    async def settle(self, settled: Sequence[Settled]) -> None:
+        """Delete, hide or move messages of a loop of your own, as their dispositions say."""
+        await self._broker.facts()
+        await self._broker.settle(settled)
