@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.duration import Duration, human, microseconds
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.identity import OPERATION_MAX_CHARS, SCOPE_MAX_CHARS
 from oncekey.core.origin import ROUTE_MAX_CHARS, Origin, shown
 from oncekey.core.policy import KEEP_MAX_US, OPTION_NAMES, Policy
 from oncekey.queues.message_key import KeyChoice, key_reader
@@ -27,6 +28,7 @@ CONCURRENCY_MAX: Final = 1_024
 BATCH_DEFAULT: Final = 64
 BATCH_MAX: Final = 1_024
 MAX_TRIES_DEFAULT: Final = 5
+MAX_TRIES_MAX: Final = 1_000_000
 BACKOFF_DEFAULT: Final = "1s"
 BACKOFF_MAX_DEFAULT: Final = "5m"
 STOP_TIMEOUT_DEFAULT: Final = "30s"
@@ -87,6 +89,7 @@ class ConsumerSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise ConfigurationError("name= must be the consumer's name, such as 'shipping'")
+        _check_text("name", self.name, OPERATION_MAX_CHARS)
         key_reader(self.key, "checked")
         if self.request not in ("body", None) and not callable(self.request):
             raise ConfigurationError(
@@ -95,7 +98,7 @@ class ConsumerSettings:
         _check_count("concurrency", self.concurrency, CONCURRENCY_MAX)
         if self.batch is not None:
             _check_count("batch", self.batch, BATCH_MAX)
-        _check_count("max_tries", self.max_tries, 1_000_000)
+        _check_count("max_tries", self.max_tries, MAX_TRIES_MAX)
         for name in ("backoff", "backoff_max", "stop_timeout"):
             microseconds(getattr(self, name), name=name)
         unknown = self.options.keys() - set(OPTION_NAMES)
@@ -145,10 +148,12 @@ def plan_of(settings: ConsumerSettings, facts: BrokerFacts, defaults: Policy) ->
     policy = defaults.with_options(**options)
     _check_receives(settings, facts)
     _check_hold(settings, facts, policy)
+    scope = f"{settings.name}/{facts.queue}"
+    _check_text("the consumer's name with its queue", scope, SCOPE_MAX_CHARS)
     return ConsumerPlan(
         settings,
         facts,
-        f"{settings.name}/{facts.queue}",
+        scope,
         Origin(SURFACE, shown(facts.queue, ROUTE_MAX_CHARS)),
         policy,
         options,
@@ -213,6 +218,14 @@ def _check_hold(settings: ConsumerSettings, facts: BrokerFacts, policy: Policy) 
 def _check_count(name: str, value: object, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ConfigurationError(f"{name}={value!r} must be a whole number from 1 to {most}")
+
+
+def _check_text(what: str, value: str, most: int) -> None:
+    """Refuse now what the engine would refuse with each message, which would be a dead letter."""
+    if len(value) > most or not value.isprintable():
+        raise ConfigurationError(
+            f"{what} is {value[:most]!r}; allowed are at most {most} characters, all printable"
+        )
 
 
 def _request_reader(choice: RequestChoice) -> Callable[[Message], Any]:

@@ -126,8 +126,11 @@ def dead_letter(error: str, record: Record | None = None) -> Disposition:
 
 def describe(error: BaseException) -> str:
     """An error in one line that fits into a header."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= ERROR_MAX_CHARS else text[: ERROR_MAX_CHARS - 1] + "…"
+    try:
+        message = str(error)
+    except Exception:  # it is the user's class, and its __str__ may raise
+        message = "(this error has no readable message)"
+    return _one_line(f"{type(error).__name__}: {message}")
 
 
 def _hidden(seconds: float) -> Disposition:
@@ -139,7 +142,11 @@ def _stored_error(record: Record) -> str:
     stored = unpack(record.body) if record.body else None
     if not isinstance(stored, StoredError):
         return ""
-    text = " ".join(f"{stored.type}: {stored.message}".split())
+    return _one_line(f"{stored.type}: {stored.message}")
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= ERROR_MAX_CHARS else text[: ERROR_MAX_CHARS - 1] + "…"
 
 

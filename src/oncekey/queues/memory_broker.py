@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
+from uuid import uuid4
 
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
@@ -46,7 +47,7 @@ class MemoryBroker:
         facts: BrokerFacts | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._facts = facts or BrokerFacts(queue, identity=f"memory-{id(self)}", ordered=True)
+        self._facts = facts or BrokerFacts(queue, identity=f"memory-{uuid4().hex}", ordered=True)
         self._now = now
         self._changed = threading.Condition()
         self._numbers = count(1)
@@ -64,9 +65,10 @@ class MemoryBroker:
     ) -> str:
         """Put a message into the queue; its id."""
         data = body.encode() if isinstance(body, str) else body
+        named = {name.lower(): value for name, value in (headers or {}).items()}
         with self._changed:
             id = f"m{next(self._numbers)}"
-            self._stored[id] = _Stored(id, data, dict(headers or {}), order_group)
+            self._stored[id] = _Stored(id, data, named, order_group)
             self._changed.notify_all()
         return id
 

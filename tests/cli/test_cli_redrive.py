@@ -1,0 +1,174 @@
+"""`oncekey redrive`: dead letters go back, and each failed key among them runs once more."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.cli.command_runner import at_terminal
+from tests.cli.conftest import Command
+from tests.cli.queue_shop import environment_of, imported, write_shop
+
+from oncekey.cli.exit_codes import ExitCode
+from oncekey.queues import Kind, Message
+from oncekey.queues.redrive import REDRIVE_HEADER
+
+BOTH = pytest.mark.parametrize("which", ["consumer", "async_consumer"])
+
+
+def make_dead_letters(shop: ModuleType, many: int) -> None:
+    """Lets the handler fail for good, as often."""
+    for number in range(many):
+        shop.orders.send(f'{{"id": "o{number}", "fail": "the gate is shut"}}')
+    handle_all(shop)
+    assert len(shop.orders.dead_letters) == many
+    shop.ran.clear()
+
+
+def handle_all(shop: ModuleType) -> list[Kind]:
+    """Handles what is in the queue, one by one."""
+    kinds = []
+    for message in shop.orders.receive(100, 0.0, 30.0):
+        end = shop.consumer.handle(message)
+        shop.orders.settle([(message, end)])
+        kinds.append(end.kind)
+    return kinds
+
+
+@BOTH
+def test_i1_a_redriven_message_runs_again_once_and_its_duplicates_do_not(
+    here: Command, tmp_path: Path, which: str
+) -> None:
+    with imported(tmp_path) as shop:
+        make_dead_letters(shop, 2)
+        ran = here("redrive", f"{shop.__name__}:{which}", "--id", "INC-7", "--yes", "--json")
+        assert (ran.code, ran.err) == (ExitCode.OK, "")
+        assert ran.data == {
+            "consumer": "ship",
+            "queue": "orders",
+            "id": "INC-7",
+            "moved": 2,
+            "most": 1_000,
+            "stopped": False,
+        }
+        assert shop.orders.dead_letters == []
+        assert handle_all(shop) == [Kind.DEAD_LETTER] * 2, "the gate is still shut"
+        assert sorted(shop.ran) == ["o0", "o1"]
+        again = here("redrive", f"{shop.__name__}:{which}", "--id", "INC-7", "--yes", "--json")
+        assert again.data["moved"] == 2
+        assert handle_all(shop) == [Kind.DEAD_LETTER] * 2
+        assert sorted(shop.ran) == ["o0", "o1"], "the same ID opens a key once"
+        other = here("redrive", f"{shop.__name__}:{which}", "--yes", "--json")
+        assert other.data["id"] != "INC-7"
+        handle_all(shop)
+        assert sorted(shop.ran) == ["o0", "o0", "o1", "o1"]
+
+
+def test_most_limits_it_and_the_oldest_go_first(here: Command, tmp_path: Path) -> None:
+    with imported(tmp_path) as shop:
+        make_dead_letters(shop, 3)
+        ran = here("redrive", f"{shop.__name__}:consumer", "--most", "2", "--yes")
+        assert ran.out.startswith("2 dead letters moved back into orders, as redrive ")
+        (left,) = shop.orders.dead_letters
+        assert left.json()["id"] == "o2"
+        assert [m.json()["id"] for m in shop.orders.receive(9, 0.0, 1.0)] == ["o0", "o1"]
+
+
+def test_more_than_a_batch_is_moved_batch_by_batch(here: Command, tmp_path: Path) -> None:
+    with imported(tmp_path) as shop:
+        shop.orders.dead_letters = [Message(b"{}", "orders") for _ in range(250)]
+        asked: list[int] = []
+        redrive: Callable[[int, str], int] = shop.orders.redrive
+
+        def counted(most: int, id: str) -> int:
+            asked.append(most)
+            return redrive(most, id)
+
+        shop.orders.redrive = counted
+        ran = here("redrive", f"{shop.__name__}:consumer", "--most", "240", "--yes", "--json")
+        assert ran.data["moved"] == 240
+        assert asked == [100, 100, 40]
+
+
+def test_a_signal_ends_it_after_the_batch_and_says_how_to_go_on(
+    here: Command, tmp_path: Path
+) -> None:
+    with imported(tmp_path) as shop:
+        shop.orders.dead_letters = [Message(b"{}", "orders") for _ in range(250)]
+        redrive: Callable[[int, str], int] = shop.orders.redrive
+
+        def interrupted(most: int, id: str) -> int:
+            signal.raise_signal(signal.SIGTERM)
+            return redrive(most, id)
+
+        shop.orders.redrive = interrupted
+        ran = here("redrive", f"{shop.__name__}:consumer", "--id", "INC-7", "--yes", "--json")
+        assert (ran.code, ran.data["moved"], ran.data["stopped"]) == (130, 100, True)
+        assert "go on with --id INC-7" in ran.err
+
+
+def test_it_asks_at_a_terminal_and_says_what_will_happen(executable: str, tmp_path: Path) -> None:
+    more = (
+        "orders.dead_letters.append(__import__('oncekey.queues').queues.Message(b'{}', 'orders'))"
+    )
+    write_shop(tmp_path, "shop", more)
+    command = [executable, "redrive", "shop:consumer"]
+    with at_terminal(command, **environment_of(tmp_path)) as terminal:
+        asked = terminal.expect("[y/N]")
+        assert "handler RUNS again" in " ".join(asked.split())
+        terminal.type("y")
+        terminal.expect("1 dead letter moved back into orders")
+        assert terminal.wait() == ExitCode.OK
+
+
+FAILING = """
+class Down(QuickBroker):
+    def facts(self):
+        raise BrokerUnavailable("nothing answers at 127.0.0.1:5672")
+down = Consumer(once, Down("down"), ship, name="down", **options)
+both = [consumer, mailer]
+class Publisher:
+    def run(self): ...
+    def stop(self): ...
+publisher = Publisher()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "code", "words"),
+    [
+        ("consumer", (), ExitCode.USAGE, "give --yes"),
+        ("consumer", ("--json",), ExitCode.USAGE, "give --yes"),
+        ("consumer", ("--yes", "--id", "a\nb"), ExitCode.USAGE, "printable"),
+        ("consumer", ("--yes", "--id", "é"), ExitCode.USAGE, "ASCII"),
+        ("consumer", ("--yes", "--id", " a"), ExitCode.USAGE, "space"),
+        ("consumer", ("--yes", "--id", "x" * 101), ExitCode.USAGE, "1 to 100"),
+        ("consumer", ("--yes", "--most", "0"), ExitCode.USAGE, "--most"),
+        ("down", ("--yes",), ExitCode.FAILED, "nothing answers"),
+        ("both", ("--yes",), ExitCode.USAGE, "list of 2"),
+        ("publisher", ("--yes",), ExitCode.USAGE, "no dead letters"),
+        ("orders", ("--yes",), ExitCode.USAGE, "name a Consumer"),
+    ],
+)
+def test_what_cannot_be_redriven_is_one_clear_line(
+    here: Command, tmp_path: Path, name: str, options: tuple[str, ...], code: int, words: str
+) -> None:
+    with imported(tmp_path, FAILING) as shop:
+        shop.orders.dead_letters = [Message(b"{}", "orders")]
+        ran = here("redrive", f"{shop.__name__}:{name}", *options)
+        assert len(shop.orders.dead_letters) == 1
+    assert (ran.code, ran.out) == (code, "")
+    assert words in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_moved_messages_carry_the_id(here: Command, tmp_path: Path) -> None:
+    with imported(tmp_path) as shop:
+        shop.orders.dead_letters = [Message(b"{}", "orders")]
+        ran: Any = here("redrive", f"{shop.__name__}:consumer", "--yes", "--json")
+        (message,) = shop.orders.receive(1, 0.0, 1.0)
+        assert message.headers[REDRIVE_HEADER] == ran.data["id"]
