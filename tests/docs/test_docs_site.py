@@ -19,6 +19,7 @@ from tests.docs.pages import DOCS, PAGES, ROOT, blocks, name_of
 
 import oncekey
 import oncekey.client
+import oncekey.queues
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
 IDENTIFIER = re.compile(r"^::: ([\w.]+)$", re.M)
@@ -96,6 +97,7 @@ def test_the_page_of_the_state_machine_is_made_from_its_table() -> None:
 def test_every_public_name_is_in_the_api_reference() -> None:
     assert {f"oncekey.{name}" for name in oncekey.__all__} <= DOCUMENTED
     assert {f"oncekey.client.{name}" for name in oncekey.client.__all__} <= DOCUMENTED
+    assert {f"oncekey.queues.{name}" for name in oncekey.queues.__all__} <= DOCUMENTED
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTED))
