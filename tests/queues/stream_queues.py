@@ -3,8 +3,6 @@ clock a test moves, so that no test waits for a lease."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -25,12 +23,10 @@ _names = count(1)
 
 
 class StreamQueues:
-    """A `QueueUnderTest`. Its arguments are the server's URL, and how long a handler takes, so that
-    a storm has the time to meet it."""
+    """A `QueueUnderTest`; its argument is the server's URL."""
 
-    def __init__(self, url: str, handler_seconds: float = 0.0) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._handler_seconds = handler_seconds
 
     def send(self, queue: str, bodies: Sequence[str]) -> None:
         with redis.Redis.from_url(self._url) as client:
@@ -40,27 +36,15 @@ class StreamQueues:
     def consumer(
         self, once: Once, queue: str, handler: Callable[..., Any], **options: Any
     ) -> RedisStreamConsumer:
-        seconds = self._handler_seconds
-
-        def handle(message: Message, attempt: Any) -> None:
-            time.sleep(seconds)
-            handler(message, attempt)
-
         return RedisStreamConsumer(
-            once, handle, queue, server=self._url, start="first", retention="1h", **options
+            once, handler, queue, server=self._url, start="first", retention="1h", **options
         )
 
     def async_consumer(
         self, once: AsyncOnce, queue: str, handler: Callable[..., Any], **options: Any
     ) -> AsyncRedisStreamConsumer:
-        seconds = self._handler_seconds
-
-        async def handle(message: Message, attempt: Any) -> None:
-            await asyncio.sleep(seconds)
-            await handler(message, attempt)
-
         return AsyncRedisStreamConsumer(
-            once, handle, queue, server=self._url, start="first", retention="1h", **options
+            once, handler, queue, server=self._url, start="first", retention="1h", **options
         )
 
     def is_drained(self, queue: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.queues.stream_queues import GROUP, LEASE_S, ClockedServer, Stream, bodies, take
@@ -114,7 +115,7 @@ def test_an_entry_that_a_blocking_read_has_left_is_taken_at_once(stream: Stream)
 def test_a_blocking_read_gives_what_is_added_while_it_waits(stream: Stream) -> None:
     broker = stream.broker()
     (id,) = stream.add("book")
-    flow = broker.program.receive(10, 5.0, LEASE_S)
+    flow: Any = broker.program.receive(10, 5.0, LEASE_S)
     effect = next(flow)
     while not isinstance(effect, stream_program.WaitForEntry):
         nothing = [b"-", 0] if effect.name == "tidy" else [[], [], -1]

@@ -6,5 +6,6 @@ from oncekey.queues.redis_streams.redis_stream_consumer import (
     AsyncRedisStreamConsumer,
     RedisStreamConsumer,
 )
+from oncekey.queues.redis_streams.stream_errors import StreamRefused
 
-__all__ = ["AsyncRedisStreamConsumer", "RedisStreamConsumer"]
+__all__ = ["AsyncRedisStreamConsumer", "RedisStreamConsumer", "StreamRefused"]

@@ -11,6 +11,7 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.crc import key_slot
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
@@ -50,7 +51,7 @@ class RedisStreamBroker:
             self._client = server
         else:
             raise _not_a_server(server, "AsyncRedisStreamConsumer")
-        _check_client(self._client)
+        _check_client(self._client, program)
 
     def facts(self) -> BrokerFacts:
         facts: BrokerFacts = self._drive(self.program.facts())
@@ -117,7 +118,7 @@ class AsyncRedisStreamBroker:
             self._client = server
         else:
             raise _not_a_server(server, "RedisStreamConsumer")
-        _check_client(self._client)
+        _check_client(self._client, program)
 
     async def facts(self) -> BrokerFacts:
         facts: BrokerFacts = await self._drive(self.program.facts())
@@ -205,11 +206,19 @@ def _checked_url(kind: Any, url: str, retry: Any) -> Any:
         ) from None
 
 
-def _check_client(client: Any) -> None:
+def _check_client(client: Any, program: StreamProgram) -> None:
     if _settings_of(client).get("decode_responses"):
         raise ConfigurationError(
             "this client has decode_responses=True, which changes bytes into text; give a client "
             "without it"
+        )
+    own = program.settings
+    keys = (own.stream, own.due_key, own.dead_key, own.parked_key)
+    is_cluster = isinstance(client, (redis.RedisCluster, redis.asyncio.RedisCluster))
+    if is_cluster and len({key_slot(key.encode()) for key in keys}) > 1:
+        raise ConfigurationError(
+            "on a cluster all keys of a stream must be in one slot, since they change together; "
+            f"name the stream with braces, such as {{{own.stream}}}"
         )
 
 

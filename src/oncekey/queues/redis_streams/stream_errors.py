@@ -1,6 +1,6 @@
 """Translates the errors of redis-py, by the server's codes, into what a consumer understands.
 
-What an operator has to correct is a ConfigurationError, and ends the consumer; everything else is
+What an operator has to correct is StreamRefused, and ends the consumer; everything else is
 BrokerUnavailable, after which it tries again. Messages never quote an address with its password.
 """
 
@@ -24,6 +24,11 @@ _CORRECTED: Final = {
 }
 
 
+class StreamRefused(ConfigurationError):
+    """Redis refuses what a consumer does, and will go on to: the stream or its group was deleted,
+    or a right is missing. The consumer ends; what it had not settled is delivered again."""
+
+
 def code_of(error: BaseException) -> str:
     """The code of a server's error: redis-py cuts those it knows from the message."""
     code = getattr(error, "status_code", None)
@@ -35,11 +40,11 @@ def translated(error: BaseException, stream: str, group: str) -> OncekeyError:
     code = code_of(error)
     first_line = str(error).strip().partition("\n")[0] or type(error).__name__
     if code == _NO_GROUP:
-        return ConfigurationError(
+        return StreamRefused(
             f"the stream {stream!r} or its group {group!r} was deleted while it was consumed. It "
             "is not made again by itself, since that decides what is read; a consumer that is "
             "started again makes it as start= says"
         )
     if code in _CORRECTED:
-        return ConfigurationError(f"{_CORRECTED[code]} (Redis {first_line})")
+        return StreamRefused(f"{_CORRECTED[code]} (Redis {first_line})")
     return BrokerUnavailable(f"stream {stream!r}: {first_line}")

@@ -57,8 +57,9 @@ class StreamSettings:
             is_needed = name in ("stream", "group")
             if (is_needed or value is not None) and not (isinstance(value, str) and value):
                 raise ConfigurationError(f"{name}={value!r} must be a name")
-        is_known = self.start is None or self.start in _STARTS
-        if not is_known and not _ID.fullmatch(str(self.start)):
+        is_text = isinstance(self.start, str)
+        is_known = self.start is None or (is_text and self.start in _STARTS)
+        if not is_known and not (is_text and _ID.fullmatch(str(self.start))):
             raise ConfigurationError(
                 f"start={self.start!r} must be 'first' (everything that is in the stream), "
                 "'new' (what is added from now on), or the id of an entry"
