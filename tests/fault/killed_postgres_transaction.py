@@ -64,9 +64,19 @@ def watch_messages(kind: str, sending: Sending) -> None:
 
     def watched(self: Any, steps: Any, *rest: Any, **options: Any) -> Any:
         # A psycopg generator sends its message before it first yields to wait.
-        first = sending(lambda: next(steps, None))
+        ended: list[Any] = []
+
+        def begin() -> Any:
+            try:
+                return next(steps)
+            except StopIteration as stop:  # there was nothing to wait for
+                ended.append(stop.value)
+
+        first = sending(begin)
 
         def resumed() -> Any:
+            if ended:
+                return ended[0]
             ready = yield first
             try:
                 while True:
