@@ -96,6 +96,7 @@ class Effect(NamedTuple):
 class KillResult(NamedTuple):
     """What one kill point led to: how both children ended, and every effect there was."""
 
+    queue: str
     killed: int
     drained: int
     effects: list[Effect]
@@ -122,12 +123,15 @@ def kill_everywhere(
     kind: str = "sync",
     points: Sequence[str] = POINTS,
     seconds: float = 120,
+    **options: Any,
 ) -> dict[str, KillResult]:
-    """Kill a consumer at each point, and let another one finish; `kind` is sync or async."""
-    found = run_harness(queue_class, arguments, store, kind, directory, list(points), seconds)
+    """Kill a consumer at each point, and let another one finish; `kind` is sync or async, and the
+    options are those of the consumers."""
+    what = [list(points), options]
+    found = run_harness(queue_class, arguments, store, kind, directory, what, seconds)
     return {
-        point: KillResult(killed, drained, [Effect(*effect) for effect in effects])
-        for point, (killed, drained, effects) in found.items()
+        point: KillResult(queue, killed, drained, [Effect(*effect) for effect in effects])
+        for point, (queue, killed, drained, effects) in found.items()
     }
 
 
@@ -297,7 +301,7 @@ def body_of(number: int) -> str:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    work, points = Work.of(arguments), json.loads(arguments[5])
+    work, (points, options) = Work.of(arguments), json.loads(arguments[5])
     queues = {
         point: f"kill-{work.kind}-{point.replace(' ', '-')}-{os.getpid()}" for point in points
     }
@@ -306,17 +310,17 @@ def _main(arguments: Sequence[str]) -> None:
     senders = [fork(functools.partial(work.send, q, bodies)) for q in queues.values()]
     assert [wait_for(pid) for pid in senders] == [0] * len(senders)
     killed = {
-        point: fork(functools.partial(work.consume, queue, KillSwitch(point)))
+        point: fork(functools.partial(work.consume, queue, KillSwitch(point), **options))
         for point, queue in queues.items()
     }
     killed_codes = {point: wait_for(pid) for point, pid in killed.items()}
     drains = {
-        point: fork(functools.partial(work.consume, queue, KillSwitch()))
+        point: fork(functools.partial(work.consume, queue, KillSwitch(), **options))
         for point, queue in queues.items()
     }
     drain_codes = {point: wait_for(pid) for point, pid in drains.items()}
     results = {
-        point: (killed_codes[point], drain_codes[point], work.effects_of(queue))
+        point: (queue, killed_codes[point], drain_codes[point], work.effects_of(queue))
         for point, queue in queues.items()
     }
     sys.stdout.write(json.dumps(results))

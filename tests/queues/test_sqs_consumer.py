@@ -18,11 +18,14 @@ from tests.support.servers import processes
 from tests.support.servers.sqs_server import REGION, QueuePair, SqsServer, sqs
 
 from oncekey import ConfigurationError, Once
+from oncekey.engine.store_urls import blocking_store
 from oncekey.queues.blocking import consumer as consumer_module
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.sqs import SQSConsumer, SqsRefused
+from oncekey.testing import FaultyStore
+from oncekey.testing.faulty_store import Fault
 
 ORDER = '{"order": 17}'
 
@@ -75,6 +78,8 @@ def test_a_queue_without_a_dead_letter_queue_is_refused(once: Once, server: SqsS
         made(once, queue, dead_letter_queue=queue).run()
     with pytest.raises(ConfigurationError, match="both be FIFO"):
         made(once, queue, dead_letter_queue=server.queue(fifo=True)).run()
+    with pytest.raises(ConfigurationError, match="could not leave it"):
+        made(once, queue, dead_letter_queue=server.queue(MaximumMessageSize="1024")).run()
 
 
 @pytest.mark.parametrize("form", ["url", "arn", "name"])
@@ -256,6 +261,28 @@ def test_a_long_handler_keeps_its_message_hidden(once: Once, server: SqsServer) 
     consumer._broker.extend = counting  # type: ignore[method-assign]
     with running(consumer):
         processes.wait_until(pair.are_empty, "the queue is empty")
+    assert consumer.counts == {Kind.REMOVE: 1}
+
+
+def test_with_the_store_down_nothing_is_removed_or_received_twice(server: SqsServer) -> None:
+    pair = server.pair()
+    asked, is_back = threading.Event(), threading.Event()
+
+    def refuse(number: int, commands: Any) -> Fault | None:
+        asked.set()
+        return None if is_back.is_set() else Fault.REFUSE
+
+    ran: list[str] = []
+    with Once(FaultyStore(blocking_store("memory://"), refuse)) as once:
+        consumer = made(once, pair.source, lambda message: ran.append(message.text))
+        with running(consumer):
+            pair.send(ORDER)
+            assert asked.wait(30)
+            assert ran == []
+            assert not server.is_empty(pair.source)
+            is_back.set()
+            processes.wait_until(pair.are_empty, "the queue is empty")
+    assert ran == [ORDER]
     assert consumer.counts == {Kind.REMOVE: 1}
 
 

@@ -6,11 +6,14 @@ Against moto, an emulator; see tests/support/servers/sqs_server.py.
 from __future__ import annotations
 
 import functools
+import json
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.queues.consumer_kills import POINTS, KillResult, kill_everywhere
+from tests.queues.consumer_kills import CONCURRENCY, MESSAGES, POINTS, KillResult, kill_everywhere
 from tests.queues.sqs_queues import SqsQueues
 from tests.support import redis_stores
 from tests.support.servers.sqs_server import sqs
@@ -37,3 +40,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_killed_sqs_consumer_loses_nothing(folder: Path, kind: str, point: str) -> None:
     killed(kind, folder)[point].check(point)
+
+
+def test_without_retry_safe_what_a_kill_left_open_is_parked_and_never_run_again(
+    folder: Path,
+) -> None:
+    """I1: at most one effect for each message, and one letter for each that was not finished."""
+    store = redis_stores.valkey().url()
+    client = sqs().client()
+    points = ("after Claim", "after effect", "before settle")
+    results = kill_everywhere(
+        SqsQueues,
+        {"client": sqs().options()},
+        store,
+        folder,
+        points=points,
+        retry_safe=False,
+    )
+    for point, result in results.items():
+        assert (result.killed, result.drained) == (-signal.SIGKILL, 0), point
+        orders = [effect.order for effect in result.effects]
+        assert len(orders) == len(set(orders)), f"{point}: an effect happened twice"
+        letters = receive_letters(client, f"{result.queue}-dead")
+        parked = {str(json.loads(letter["Body"])["order"]) for letter in letters}
+        assert len(parked) == len(letters) <= CONCURRENCY, point
+        assert parked | set(orders) == {str(number) for number in range(MESSAGES)}, point
+        for letter in letters:
+            error = letter["MessageAttributes"]["oncekey-error"]["StringValue"]
+            assert "OutcomeUnknown" in error
+    assert len(receive_letters(client, f"{results['after effect'].queue}-dead")) >= 1
+
+
+def receive_letters(client: Any, queue: str) -> list[dict[str, Any]]:
+    url = client.get_queue_url(QueueName=queue)["QueueUrl"]
+    answer = client.receive_message(
+        QueueUrl=url, MaxNumberOfMessages=10, VisibilityTimeout=0, MessageAttributeNames=["All"]
+    )
+    return list(answer.get("Messages", ()))

@@ -81,6 +81,12 @@ def check_dead_letters(source: QueueAttributes, dead: QueueAttributes) -> None:
             f"the dead-letter queue {dead.name} and the queue {source.name} must both be FIFO "
             "queues or both be standard ones, or messages cannot be moved back"
         )
+    if dead.max_bytes < source.max_bytes:
+        raise ConfigurationError(
+            f"the dead-letter queue {dead.name} takes messages of {dead.max_bytes} bytes and "
+            f"{source.name} of {source.max_bytes}: a large message that failed could not leave it. "
+            "Raise MaximumMessageSize of the dead-letter queue"
+        )
 
 
 def no_dead_letters(source: QueueAttributes) -> ConfigurationError:
