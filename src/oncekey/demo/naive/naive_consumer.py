@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from oncekey.demo.api.provider_client import ProviderClient
 from oncekey.demo.handlers import Handler
 from oncekey.demo.naive.naive_database import NaiveDatabase
 from oncekey.demo.shipping.order_queue import AsyncOrderQueue
-from oncekey.queues.disposition import REMOVE
-from oncekey.queues.queue_message import Message
 
 _ACCOUNT = "shipping"
 _WAIT_SECONDS = 5.0
@@ -27,7 +26,7 @@ async def consume_naively(
     database: NaiveDatabase,
     *,
     lease_seconds: float,
-    on_run: Callable[[Message], None],
+    on_run: Callable[[Any], None],
 ) -> None:
     """Consumes for ever. `on_run` is called with each message whose order is shipped."""
     while True:
@@ -42,4 +41,4 @@ async def consume_naively(
                 await asyncio.to_thread(
                     database.store_response, _ACCOUNT, order["order"], dict(receipt)
                 )
-            await queue.settle([(message, REMOVE)])
+            await queue.remove(message)

@@ -1,5 +1,5 @@
-"""The scenarios, one function each: it plays the scenario over HTTP, or through a queue, and returns
-what callers got.
+"""The scenarios, one function each: it plays the scenario over HTTP, or through a queue, and
+returns what callers got.
 
 None sleeps to be right: they go on when the provider's ledger shows what they wait for, or when a
 response's Retry-After says so.

@@ -18,7 +18,7 @@ from typing import Any
 
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
-from oncekey.queues.disposition import Disposition, Kind
+from oncekey.queues.disposition import REMOVE, Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import REDRIVE_HEADER, headers_of, without_marks
 
@@ -166,6 +166,9 @@ class AsyncOrderQueue:
 
     async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
         return await asyncio.to_thread(self._queue.receive, most, wait, lease)
+
+    async def remove(self, message: Message) -> None:
+        await self.settle([(message, REMOVE)])
 
     async def settle(self, settled: Sequence[Settled]) -> None:
         await asyncio.to_thread(self._queue.settle, settled)

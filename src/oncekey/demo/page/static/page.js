@@ -15,7 +15,7 @@ const HANDLERS = [["naive", "Without oncekey"], ["guarded", "With oncekey"]];
 const ANSWERS = [
   ["ran", "", true], ["replayed", "", true], ["in flight", "409, wait", true],
   ["mismatch", "422, key reused", true], ["declined", "402", true], ["failed", "5xx", true],
-  ["killed", "with its worker"], ["refused", "other 4xx"], ["read", "GET"], ["running", "now"],
+  ["killed", "with its process"], ["refused", "other 4xx"], ["read", "GET"], ["running", "now"],
 ];
 const DONE = { charge: "charged", refund: "refunded", shipment: "shipped" };
 const EFFECTS = [
