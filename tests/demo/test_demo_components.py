@@ -100,22 +100,24 @@ def test_the_totals_of_the_ledger_are_the_sums_of_its_orders(ledger: ProviderLed
     play("key-1", "order-1")  # its key is known: no effect
     play("key-2", "order-1", kind="refund")
     play("key-3", "order-2", card=Card.DECLINED)
+    play("key-7", "order-1", kind="shipment")
     for key in ("key-4", "key-5"):
         play(key, "order-1", handler=Handler.NAIVE)
     ledger.note(Wanted("key-6", "charge", "order-3", 100, handler=Handler.NAIVE))
     found = ledger.overview(10)
     assert found.totals == {
-        Handler.GUARDED: {"asked": 4, "charged": 1, "refunded": 1, "declined": 1},
-        Handler.NAIVE: {"asked": 3, "charged": 2, "refunded": 0, "declined": 0},
+        Handler.GUARDED: {"asked": 5, "charged": 1, "refunded": 1, "shipped": 1, "declined": 1},
+        Handler.NAIVE: {"asked": 3, "charged": 2, "refunded": 0, "shipped": 0, "declined": 0},
     }
-    assert found.count == len(found.orders) == 5
+    assert found.count == len(found.orders) == 6
     for handler, totals in found.totals.items():
         mine = [one for one in found.orders if one["handler"] == handler]
         assert sum(one["asked"] for one in mine) == totals["asked"]
-        assert sum(one["acted"] for one in mine) == totals["charged"] + totals["refunded"]
+        moved = totals["charged"] + totals["refunded"] + totals["shipped"]
+        assert sum(one["acted"] for one in mine) == moved
         assert sum(one["declined"] for one in mine) == totals["declined"]
-    assert [one["cents"] for one in found.orders] == [0, 200, 0, 100, 100]
-    assert ledger.overview(2).count == 5
+    assert [one["cents"] for one in found.orders] == [0, 200, 100, 0, 100, 100]
+    assert ledger.overview(2).count == 6
     assert ledger.overview(2).orders == found.orders[:2]
 
 

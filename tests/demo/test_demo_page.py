@@ -136,7 +136,7 @@ def test_both_handlers_are_shown_side_by_side(page: Page) -> None:
 
 
 def test_every_total_is_the_sum_of_rows_on_the_page(fresh_page: Page) -> None:
-    for name in ("flaky", "declined", "refund"):
+    for name in ("flaky", "declined", "refund", "redelivered"):
         play(fresh_page, name, "naive", "guarded")
     api, provider = numbers(fresh_page, "api-totals"), numbers(fresh_page, "provider-totals")
     for table in (api, provider):
@@ -149,7 +149,7 @@ def test_every_total_is_the_sum_of_rows_on_the_page(fresh_page: Page) -> None:
         row.locator("td").all_inner_texts() for row in fresh_page.locator("#provider tr").all()
     ]
     times = {"once": 1, "twice": 2}
-    effects = {"charged", "refunded", "declined"}
+    effects = {"charged", "refunded", "shipped", "declined"}
     for at, side in enumerate(("without", "with")):
         mine = [order for order in orders if order[2] == side]
         assert provider["requests"][at] == sum(int(asked.rstrip("×")) for *_, asked, _ in mine)
@@ -158,6 +158,7 @@ def test_every_total_is_the_sum_of_rows_on_the_page(fresh_page: Page) -> None:
             assert provider[effect][at] == sum(times[often] for _, often in found)
     assert provider["charged"] == (3, 2)
     assert provider["refunded"] == (2, 1)
+    assert provider["shipped"] == (2, 1)
     assert provider["declined"] == (2, 1)
 
 
@@ -186,7 +187,7 @@ def test_the_page_can_be_used_without_a_mouse(page: Page, complaints: list[str])
     names = page.locator("button").evaluate_all(
         "all => all.map(one => one.ariaLabel || one.textContent)"
     )
-    assert len(set(names)) == len(names) == 9
+    assert len(set(names)) == len(names) == 10
     assert page.locator("th:not([scope])").count() == 0
     assert page.get_by_role("group", name="Play each scenario").count() == 1
     page.get_by_label("side by side").focus()

@@ -61,6 +61,10 @@ class DataDir:
         return self.folder / "provider.db"
 
     @property
+    def queue(self) -> Path:
+        return self.folder / "queue.db"
+
+    @property
     def store_url(self) -> str:
         """The default store of the keys."""
         return f"sqlite:///{quote(str(self.folder / 'oncekey.db'))}"

@@ -53,7 +53,8 @@ class Environment:
         self, scenario: Scenario, handler: Handler, on_progress: OnProgress
     ) -> ScenarioResult:
         client = self._clients[handler]
-        return await scenario.run(ScenarioTools(client, self.ledger, self._workers, on_progress))
+        tools = ScenarioTools(client, self.ledger, self._workers, self.data_dir.queue, on_progress)
+        return await scenario.run(tools)
 
     async def __aenter__(self) -> Self:
         try:

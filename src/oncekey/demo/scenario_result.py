@@ -14,6 +14,9 @@ from typing import Any
 from oncekey.demo.handlers import Handler
 from oncekey.demo.provider.ledger import Counts, Kind
 
+#: What was done, by the kind of request to the provider.
+VERBS: dict[Kind, str] = {"charge": "charged", "refund": "refunded", "shipment": "shipped"}
+
 
 class ResponseKind(enum.StrEnum):
     """What happened to one caller's request."""
@@ -63,13 +66,13 @@ class ScenarioResult:
 
     @property
     def is_doubled(self) -> bool:
-        """Whether the money moved more than once. A card that is declined twice moved none."""
+        """Whether money or goods moved more than once. A card that is declined twice moved none."""
         return self.counted.acted > 1
 
     @property
     def effect(self) -> str:
         """What the provider did, in a few words."""
-        counted, verb = self.counted, "refunded" if self.kind == "refund" else "charged"
+        counted, verb = self.counted, VERBS[self.kind]
         if counted.acted:
             return f"{verb} {times(counted.acted)}"
         return f"declined, never {verb}" if counted.declined else f"never {verb}"

@@ -11,7 +11,7 @@ from typing import Any
 from oncekey.demo.environment import Environment
 from oncekey.demo.handlers import Handler
 from oncekey.demo.provider.ledger import Kind
-from oncekey.demo.scenario_result import ScenarioResult
+from oncekey.demo.scenario_result import VERBS, ScenarioResult
 from oncekey.demo.scenarios.scenario import Scenario
 from oncekey.demo.scenarios.scenarios import SCENARIOS
 
@@ -45,7 +45,8 @@ class Report:
         return f"{count}, promises were broken in {broken or 'all: nothing ran'}"
 
     def doubled(self, kind: Kind) -> dict[str, int | None]:
-        """In how many scenarios a card was charged, or an amount refunded, more than once."""
+        """In how many scenarios a card was charged, an amount refunded, or an order shipped, more
+        than once."""
 
         def count(results: tuple[ScenarioResult, ...]) -> int:
             return sum(result.is_doubled and result.kind == kind for result in results)
@@ -58,11 +59,14 @@ class Report:
         """What a comparison is about, in one line; empty if nothing was compared."""
         if self.without is None:
             return ""
-        charged, refunded = self.doubled("charge"), self.doubled("refund")
-        return (
-            f"charged twice: {charged['without']} without oncekey / {charged['with']} with; "
-            f"refunded twice: {refunded['without']} / {refunded['with']}"
+        charged = self.doubled("charge")
+        others = (
+            f"; {verb} twice: {self.doubled(kind)['without']} / {self.doubled(kind)['with']}"
+            for kind, verb in VERBS.items()
+            if kind != "charge"
         )
+        first = f"charged twice: {charged['without']} without oncekey / {charged['with']} with"
+        return first + "".join(others)
 
     def as_data(self) -> dict[str, Any]:
         without = None if self.without is None else [one.as_data() for one in self.without]
@@ -75,6 +79,7 @@ class Report:
             "kept": self.kept,
             "charged_twice": self.doubled("charge"),
             "refunded_twice": self.doubled("refund"),
+            "shipped_twice": self.doubled("shipment"),
             "scenarios": [result.as_data() for result in self.results],
             "without": without,
         }

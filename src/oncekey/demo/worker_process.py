@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,19 +35,19 @@ async def serve(settings: dict[str, Any]) -> None:
     )
     add_naive_handler(app, NaiveShop(data_dir, NaiveDatabase(data_dir.naive_payments), provider))
     logged = RequestLogMiddleware(
-        app, server=f"worker {os.getpid()}", data_dir=data_dir, put=_write_request
+        app, server=f"worker {os.getpid()}", data_dir=data_dir, put=write_request
     )
     server = Server(logged, bind())
     await server.start()
-    _write({"port": server.port})
+    write({"port": server.port})
     await asyncio.Event().wait()
 
 
-def _write_request(request: LoggedRequest) -> None:
-    _write(asdict(request))
+def write_request(request: LoggedRequest) -> None:
+    write(asdict(request))
 
 
-def _write(value: dict[str, Any]) -> None:
+def write(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
@@ -56,7 +57,12 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-if __name__ == "__main__":
-    read_settings = json.loads(sys.stdin.readline())
+def run_with_settings(main: Callable[[dict[str, Any]], Coroutine[Any, Any, None]]) -> None:
+    """Runs a process of the demo until it is killed or its parent is gone."""
+    settings = json.loads(sys.stdin.readline())
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    asyncio.run(serve(read_settings))
+    asyncio.run(main(settings))
+
+
+if __name__ == "__main__":
+    run_with_settings(serve)

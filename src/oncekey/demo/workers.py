@@ -1,4 +1,7 @@
-"""Worker processes: they serve the same API and can be killed. Owns starting and ending them."""
+"""Worker processes, which can be killed: some serve the same API, others consume queues of orders.
+
+Owns starting and ending them.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,25 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
 from oncekey.demo import DemoFailed
-from oncekey.demo.request_log import LoggedRequest, RequestLog
+from oncekey.demo.handlers import Handler
+from oncekey.demo.request_log import RUNNING, LoggedRequest, RequestLog
 from oncekey.demo.server import HOST
 
 _START_TIMEOUT_SECONDS = 30.0
+_END_TIMEOUT_SECONDS = 30.0
 
 
 class Worker:
-    """One worker process, which serves the API at `url`."""
+    """One worker process. One that serves the API does so at `url`."""
 
-    def __init__(self, process: Process, port: int, request_log: RequestLog) -> None:
+    def __init__(
+        self, process: Process, what: str, port: int | None, request_log: RequestLog
+    ) -> None:
         self._process = process
+        self._what = what
         self._request_log = request_log
-        self.url = f"http://{HOST}:{port}"
+        self._ended: asyncio.Queue[LoggedRequest | None] = asyncio.Queue()
+        self.url = "" if port is None else f"http://{HOST}:{port}"
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -34,15 +43,29 @@ class Worker:
             self._process.kill()
         await self._process.wait()
         await self._reading
-        self._request_log.killed(f"worker {self.pid}")
+        self._request_log.killed(f"{self._what} {self.pid}")
+
+    async def next_ended(self) -> LoggedRequest:
+        """Waits for the next request, or delivery of a message, that this process is done with."""
+        try:
+            ended = await asyncio.wait_for(self._ended.get(), _END_TIMEOUT_SECONDS)
+        except TimeoutError:
+            raise DemoFailed(f"{self._what} {self.pid} does nothing") from None
+        if ended is None:
+            raise DemoFailed(f"{self._what} {self.pid} has ended")
+        return ended
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             try:
-                self._request_log.put(LoggedRequest(**json.loads(line)))
+                request = LoggedRequest(**json.loads(line))
             except (ValueError, TypeError):
                 continue  # the process was killed in the middle of this line
+            self._request_log.put(request)
+            if request.got != RUNNING:
+                self._ended.put_nowait(request)
+        self._ended.put_nowait(None)
 
 
 class Workers:
@@ -51,22 +74,30 @@ class Workers:
     def __init__(
         self, *, folder: Path, store_url: str, provider_url: str, request_log: RequestLog
     ) -> None:
-        settings = {"folder": str(folder), "store": store_url, "provider": provider_url}
-        self._settings = json.dumps(settings).encode() + b"\n"
+        self._settings = {"folder": str(folder), "store": store_url, "provider": provider_url}
         self._request_log = request_log
         self._workers: list[Worker] = []
         self._starting: set[asyncio.Task[Worker]] = set()
 
     async def start(self) -> Worker:
-        """Starts a worker. If its caller is cancelled meanwhile, `end` still kills the worker."""
-        task = asyncio.create_task(self._start())
+        """Starts a worker that serves the API."""
+        return await self._start("worker", "oncekey.demo.worker_process", {})
+
+    async def start_consumer(self, queue: str, handler: Handler) -> Worker:
+        """Starts a consumer of this queue of orders."""
+        settings = {"queue": queue, "handler": handler}
+        return await self._start("consumer", "oncekey.demo.shipping.consumer_process", settings)
+
+    async def _start(self, what: str, module: str, settings: dict[str, str]) -> Worker:
+        """If its caller is cancelled meanwhile, `end` still kills the process."""
+        task = asyncio.create_task(self._launch(what, module, settings))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
         return await asyncio.shield(task)
 
-    async def _start(self) -> Worker:
+    async def _launch(self, what: str, module: str, settings: dict[str, str]) -> Worker:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "oncekey.demo.worker_process"),
+            *(sys.executable, "-P", "-m", module),
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,
@@ -75,16 +106,16 @@ class Workers:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(self._settings)
+            process.stdin.write(json.dumps(self._settings | settings).encode() + b"\n")
             await process.stdin.drain()
             line = await asyncio.wait_for(process.stdout.readline(), _START_TIMEOUT_SECONDS)
-            port = int(json.loads(line)["port"])
+            port = json.loads(line).get("port")
         except (TimeoutError, OSError, ValueError) as error:
             if process.returncode is None:
                 process.kill()
             await process.wait()
-            raise DemoFailed("a worker process did not start") from error
-        worker = Worker(process, port, self._request_log)
+            raise DemoFailed(f"a {what} process did not start") from error
+        worker = Worker(process, what, port, self._request_log)
         self._workers.append(worker)
         return worker
 

@@ -17,7 +17,7 @@ class ProviderFailure(Exception):
 
 
 class ProviderClient:
-    """Sends charges and refunds to the provider."""
+    """Sends charges, refunds and shipments to the provider."""
 
     def __init__(self, url: str, secret: str) -> None:
         self._http = httpx.AsyncClient(
@@ -38,6 +38,12 @@ class ProviderClient:
     ) -> Receipt:
         wanted = {"order": order, "cents": cents, "handler": handler}
         return await self._post("/v1/refunds", key, wanted)
+
+    async def ship(
+        self, key: str, order: str, card: str, handler: Handler = Handler.GUARDED
+    ) -> Receipt:
+        wanted = {"order": order, "cents": 0, "card": card, "handler": handler}
+        return await self._post("/v1/shipments", key, wanted)
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -18,7 +18,7 @@ from oncekey.demo import DemoFailed
 from oncekey.demo.cards import Card
 from oncekey.demo.handlers import Handler
 
-Kind = Literal["charge", "refund"]
+Kind = Literal["charge", "refund", "shipment"]
 
 _BUSY_SECONDS = 30.0
 _SCHEMA = """
@@ -52,6 +52,7 @@ _TOTALS = """
 SELECT (SELECT count(*) FROM requests WHERE handler = :handler) AS asked,
        count(*) FILTER (WHERE NOT declined AND kind = 'charge') AS charged,
        count(*) FILTER (WHERE NOT declined AND kind = 'refund') AS refunded,
+       count(*) FILTER (WHERE NOT declined AND kind = 'shipment') AS shipped,
        count(*) FILTER (WHERE declined) AS declined
 FROM acts WHERE handler = :handler
 """
@@ -95,9 +96,9 @@ class Wanted:
 class Overview:
     """What the provider did for both handlers.
 
-    totals  by handler: how many requests there were, charges, refunds and declined cards
+    totals  by handler: how many requests there were, charges, refunds, shipments, declined cards
     orders  the latest, newest first: how often each was requested, carried out and declined, and
-            how much money moved; charges and refunds of an order are apart
+            how much money moved; charges, refunds and shipments of an order are apart
     count   how many orders there are in all
     """
 

@@ -1,4 +1,5 @@
-"""The provider's HTTP side: `POST /v1/charges` and `POST /v1/refunds`, each with a key.
+"""The provider's HTTP side: `POST` to `/v1/charges`, `/v1/refunds` and `/v1/shipments`, each with a
+key.
 
 Owns how each card makes it misbehave, and refuses callers without its secret. A request is in the
 ledger before anything else happens to it.
@@ -35,6 +36,7 @@ class Provider:
             routes=[
                 Route("/v1/charges", self._charge, methods=["POST"]),
                 Route("/v1/refunds", self._refund, methods=["POST"]),
+                Route("/v1/shipments", self._ship, methods=["POST"]),
             ]
         )
 
@@ -47,6 +49,9 @@ class Provider:
 
     async def _refund(self, request: Request) -> Response:
         return await self._serve(request, "refund")
+
+    async def _ship(self, request: Request) -> Response:
+        return await self._serve(request, "shipment")
 
     async def _serve(self, request: Request, kind: Kind) -> Response:
         sent = request.headers.get("authorization", "").encode()

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from oncekey.demo.handlers import Handler
 from oncekey.demo.provider.ledger import Counts, Kind, ProviderLedger
@@ -21,6 +22,8 @@ class ScenarioTools:
     client: Client
     ledger: ProviderLedger
     workers: Workers
+    #: The file of the queues of orders.
+    queues: Path
     on_progress: OnProgress
 
 

@@ -1,4 +1,5 @@
-"""The scenarios, one function each: it plays the scenario over HTTP and returns what callers got.
+"""The scenarios, one function each: it plays the scenario over HTTP, or through a queue, and
+returns what callers got.
 
 None sleeps to be right: they go on when the provider's ledger shows what they wait for, or when a
 response's Retry-After says so.
@@ -19,6 +20,7 @@ from oncekey.demo.provider.ledger import Counts
 from oncekey.demo.scenario_result import CallerResult, ResponseKind
 from oncekey.demo.scenarios.scenario import Played, Scenario, ScenarioTools
 from oncekey.demo.scenarios.scenario_client import CENTS, Reply, persist, until
+from oncekey.demo.shipping.order_queue import OrderQueue
 
 DUPLICATES = 20
 CLIENT_TIMEOUT_SECONDS = 0.5
@@ -158,6 +160,42 @@ async def _refund(tools: ScenarioTools, key: str) -> Played:
     return tuple(answers), ()
 
 
+async def _redelivered(tools: ScenarioTools, key: str) -> Played:
+    queue = await asyncio.to_thread(OrderQueue, tools.queues, key)
+    order = {"order": key, "card": Card.STUCK}
+    handler = tools.client.handler
+    await asyncio.to_thread(queue.send, order)
+    tools.on_progress("starting a consumer process")
+    consumer = await tools.workers.start_consumer(queue.name, handler)
+    ended = asyncio.create_task(consumer.next_ended())
+    try:
+        await until(lambda: _has_shipped(tools, key), "the order is shipped", ended)
+        tools.on_progress(f"the order is shipped: killing consumer {consumer.pid}")
+    finally:
+        await consumer.kill()
+        await asyncio.gather(ended, return_exceptions=True)
+    answers = [CallerResult("delivery 1", ResponseKind.KILLED, f"process {consumer.pid}")]
+    tools.on_progress("another consumer waits until the message is delivered again")
+    consumer = await tools.workers.start_consumer(queue.name, handler)
+    try:
+        while (delivery := await consumer.next_ended()).got == ResponseKind.IN_FLIGHT:
+            answers.append(CallerResult("delivery 2", ResponseKind.IN_FLIGHT, "left in the queue"))
+        note = "took over" if handler is Handler.GUARDED else ""
+        answers.append(CallerResult("delivery 2", ResponseKind(delivery.got), note))
+        tools.on_progress("sending the same order in another message")
+        await asyncio.to_thread(queue.send, order)
+        duplicate = await consumer.next_ended()
+    finally:
+        await consumer.kill()
+    answers.append(CallerResult("duplicate", ResponseKind(duplicate.got), "removed"))
+    left = await asyncio.to_thread(queue.__len__)
+    return tuple(answers), (f"{left} messages are left in the queue",) if left else ()
+
+
+def _has_shipped(tools: ScenarioTools, key: str) -> bool:
+    return tools.ledger.counts(key, "shipment").acted > 0
+
+
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
         "lost-answer",
@@ -237,6 +275,19 @@ SCENARIOS: tuple[Scenario, ...] = (
         _refund,
         (ResponseKind.RAN, ResponseKind.REPLAYED),
         kind="refund",
+    ),
+    Scenario(
+        "redelivered",
+        "A message, delivered again",
+        "A consumer takes an order from a queue, ships it, and is killed (SIGKILL) before it can "
+        "remove the message. The queue delivers it again, and later a duplicate.",
+        "When its lease is over, the next consumer takes over with the same child key. The "
+        "duplicate is removed without being run.",
+        "Nothing says that the order was shipped, so the second delivery ships it again.",
+        _redelivered,
+        (ResponseKind.KILLED, ResponseKind.RAN, ResponseKind.REPLAYED),
+        Counts(asked=2),
+        kind="shipment",
     ),
 )
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

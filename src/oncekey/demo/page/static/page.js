@@ -15,12 +15,14 @@ const HANDLERS = [["naive", "Without oncekey"], ["guarded", "With oncekey"]];
 const ANSWERS = [
   ["ran", "", true], ["replayed", "", true], ["in flight", "409, wait", true],
   ["mismatch", "422, key reused", true], ["declined", "402", true], ["failed", "5xx", true],
-  ["killed", "with its worker"], ["refused", "other 4xx"], ["read", "GET"], ["running", "now"],
+  ["killed", "with its process"], ["refused", "other 4xx"], ["read", "GET"], ["running", "now"],
 ];
+const DONE = { charge: "charged", refund: "refunded", shipment: "shipped" };
 const EFFECTS = [
-  ["charged", (t) => t.charged], ["refunded", (t) => t.refunded], ["declined", (t) => t.declined],
+  ["charged", (t) => t.charged], ["refunded", (t) => t.refunded], ["shipped", (t) => t.shipped],
+  ["declined", (t) => t.declined],
   ["no effect: refused, or its key was known",
-    (t) => t.asked - t.charged - t.refunded - t.declined],
+    (t) => t.asked - t.charged - t.refunded - t.shipped - t.declined],
 ];
 
 let version = "";
@@ -85,7 +87,8 @@ function drawHeadline(results) {
   at("played").textContent = results.length
     ? `Scenarios below in which a card was charged more than once, of ${of(naive).length} played ` +
       `without and ${of(guarded).length} with oncekey. Refunded twice: ` +
-      `${doubled(naive, "refund")} / ${doubled(guarded, "refund")}.`
+      `${doubled(naive, "refund")} / ${doubled(guarded, "refund")}. Shipped twice: ` +
+      `${doubled(naive, "shipment")} / ${doubled(guarded, "shipment")}.`
     : "Press a button: the provider's own ledger decides.";
 }
 
@@ -201,14 +204,14 @@ function requestRow(one) {
 const handlerCell = (one) => cell(one.handler === "naive" ? "without" : "with", "dim");
 
 function orderRow(one) {
-  const done = one.kind === "refund" ? "refunded" : "charged";
+  const done = DONE[one.kind];
   const effect = one.acted ? `${done} ${times(one.acted)}`
     : one.declined ? `declined ${times(one.declined)}` : "no effect";
   const tone = one.acted > 1 ? "bad" : one.acted ? "good" : "";
   return make("tr", {}, cell(one.order, "mono"),
     make("td", {}, make("span", { className: `badge ${tone}`, textContent: effect })),
     handlerCell(one), cell(`${one.asked}×`, "number"),
-    cell(money(one.kind === "refund" ? -one.cents : one.cents), "number"));
+    cell(one.kind === "shipment" ? "" : money(one.kind === "refund" ? -one.cents : one.cents), "number"));
 }
 
 function ledgerRow(one) {

@@ -1,0 +1,1 @@
+"""Orders are shipped by consumers of a queue, which are processes and can be killed."""
