@@ -142,7 +142,7 @@ def test_killed_dramatiq_workers_lose_no_message(environment: dict[str, str]) ->
 def test_faststream_message_is_handled_once_and_a_failed_one_is_a_dead_letter(
     name: str,
 ) -> None:
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
+    arguments: Any = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
     runs: list[str] = []
 
     async def main() -> None:
