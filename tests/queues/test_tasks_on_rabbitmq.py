@@ -18,7 +18,6 @@ from tests.queues.celery_workers import (
     loaded,
     open_gate,
     start_worker,
-    stop,
 )
 from tests.queues.dramatiq_workers import loaded_actors, start_dramatiq
 from tests.support.rabbitmq_queues import rabbitmq
@@ -62,7 +61,7 @@ def worker(environment: dict[str, str], proxy: Proxy) -> Iterator[Process]:
     through = {**environment, "ONCEKEY_TEST_BROKER": url}
     worker = start_worker(through, name="rabbit", slots=3, queues="celery,forks,buried")
     yield worker
-    stop(worker)
+    worker.kill()
 
 
 @pytest.fixture
