@@ -106,8 +106,20 @@ def test_failed_celery_task_goes_to_the_dead_letter_exchange(
             letter = graveyard.get(timeout=WAIT_S)
             assert letter.headers["id"] == result.id
             letter.ack()
+        assert len(effects(tasks, name)) == 1
+        # An operator moves it back, with its headers: it runs again, and comes here again.
+        with connection.Producer() as producer:
+            producer.publish(
+                letter.body,
+                routing_key="buried",
+                headers=letter.headers,
+                content_type=letter.content_type,
+                content_encoding=letter.content_encoding,
+                correlation_id=letter.properties["correlation_id"],
+            )
+        graveyard.get(timeout=WAIT_S).ack()
         graveyard.close()
-    assert len(effects(tasks, name)) == 1
+    assert len(effects(tasks, name)) == 2
 
 
 def test_killed_dramatiq_workers_lose_no_message(environment: dict[str, str]) -> None:
