@@ -1,12 +1,13 @@
 """The Celery app of these tests. Workers load it by name; what it talks to comes by environment.
 
 Tasks write each run into a list of Valkey and wait at a gate, which is another list: a test opens
-it when it has seen what it waits for, so that no task sleeps.
+it when it has seen what it waits for.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Final
 
 import redis
@@ -14,12 +15,13 @@ from celery import Celery, Task
 from celery.signals import task_prerun
 from kombu import Queue
 
-from oncekey import Once, Policy
+from oncekey import Once, Policy, current_attempt
 from oncekey.queues.celery import idempotent_task
 
 VISIBILITY_S: Final = 1
 LEASE: Final = "2s"
 GATE_S: Final = 40
+WORK_S: Final = int(os.environ.get("ONCEKEY_TEST_WORK_MS", "0")) / 1_000  # so that kills find work
 
 broker, notes_url, store = (
     os.environ.get(name, default)
@@ -72,6 +74,7 @@ def count(task_id: str = "", **_: Any) -> None:
 def effect(name: str, waits: bool = True) -> int:
     """Note one run; then wait until the test opens the gate of this name."""
     runs = int(notes.rpush(f"effects:{name}", os.getpid()))
+    time.sleep(WORK_S)
     if waits:
         gate = f"gate:{name}"  # what it moves stays, also if this process dies meanwhile
         assert notes.blmove(gate, gate, GATE_S), f"nobody opened {gate}"
@@ -95,6 +98,17 @@ def ship_again(name: str) -> dict[str, int]:
 @app.task
 def quick(name: str) -> str:
     effect(name, waits=False)
+    return name
+
+
+@idempotent_task(once, key=lambda name: name, retry_safe=True)
+@app.task
+def charge(name: str) -> str:
+    """Charges once, however often it runs: the provider deduplicates by the child key."""
+    effect(name, waits=False)
+    attempt = current_attempt()
+    assert attempt is not None
+    notes.hsetnx("charged", attempt.child_key("charge"), name)
     return name
 
 

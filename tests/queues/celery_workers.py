@@ -4,7 +4,6 @@ tasks have noted."""
 from __future__ import annotations
 
 import importlib
-import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,11 +50,6 @@ def start_worker(
     )
     worker.wait_ready(lambda: b" ready." in worker.log.read_bytes())
     return worker
-
-
-def stop(worker: Process) -> None:
-    if worker.is_running():
-        worker.end(signal.SIGTERM, 10)
 
 
 @contextmanager

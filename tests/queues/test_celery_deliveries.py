@@ -234,6 +234,29 @@ def test_stored_failure_of_a_redelivered_task_is_not_told_twice(shop: Shop) -> N
     assert shop.runs == ["a"]
 
 
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"oncekey-redrive": "monday"},
+        {"x-death": [{"reason": "rejected", "queue": "orders", "count": 1, "time": "12:00"}]},
+    ],
+)
+def test_task_moved_back_from_a_dead_letter_queue_runs_again_once(
+    shop: Shop, mark: dict[str, Any]
+) -> None:
+    def fail(name: str) -> None:
+        raise ValueError("no such address")
+
+    shop.body = fail
+    shop.deliver("a")
+    for _ in range(3):
+        shop.deliver("a", **mark)
+    assert shop.runs == ["a"] * 2
+    expired = [{"reason": "expired", "queue": "delay", "count": 1, "time": "12:00"}]
+    shop.deliver("a", **{"x-death": expired})
+    assert shop.runs == ["a"] * 2
+
+
 @pytest.mark.parametrize("signal", [Retry("later"), Reject("later", requeue=True)])
 def test_task_that_asks_for_another_run_frees_its_key(shop: Shop, signal: Exception) -> None:
     def ask(name: str) -> None:

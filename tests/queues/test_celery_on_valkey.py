@@ -16,7 +16,6 @@ from tests.queues.celery_workers import (
     loaded,
     open_gate,
     start_worker,
-    stop,
 )
 from tests.support.servers.processes import Process, wait_until
 from tests.support.servers.redis_server import RedisServer
@@ -62,7 +61,7 @@ def workers(environment: dict[str, str]) -> Iterator[list[Process]]:
     ]
     yield running
     for worker in running:
-        stop(worker)
+        worker.kill()
 
 
 @pytest.fixture
@@ -205,4 +204,4 @@ def test_killed_worker_loses_no_task(tasks: Any, environment: dict[str, str], na
         assert runs == [2, 1, 1]
         wait_until(lambda: nothing_is_left(tasks), "the broker is empty", WAIT_S)
     finally:
-        stop(heir)
+        heir.kill()

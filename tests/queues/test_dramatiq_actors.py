@@ -112,6 +112,21 @@ def test_failure_is_final_and_a_dead_letter_at_once(broker: StubBroker, once: On
     assert (shop.runs, len(broker.dead_letters)) == (["a"], 2)
 
 
+def test_actor_that_is_redriven_runs_again_once(broker: StubBroker, once: Once) -> None:
+    shop = Shop(once)
+
+    def fail(name: str) -> None:
+        raise ValueError("no such address")
+
+    shop.body = fail
+    shop.actor.send("a")
+    finish(broker)
+    for _ in range(3):
+        shop.actor.send_with_options(args=("a",), **{"oncekey-redrive": "monday"})  # type: ignore[arg-type]
+        finish(broker)
+    assert shop.runs == ["a"] * 2
+
+
 @pytest.mark.parametrize(
     ("error", "options"),
     [

@@ -18,7 +18,6 @@ from tests.queues.celery_workers import (
     loaded,
     open_gate,
     start_worker,
-    stop,
 )
 from tests.queues.dramatiq_workers import loaded_actors, start_dramatiq
 from tests.support.rabbitmq_queues import rabbitmq
@@ -62,7 +61,7 @@ def worker(environment: dict[str, str], proxy: Proxy) -> Iterator[Process]:
     through = {**environment, "ONCEKEY_TEST_BROKER": url}
     worker = start_worker(through, name="rabbit", slots=3, queues="celery,forks,buried")
     yield worker
-    stop(worker)
+    worker.kill()
 
 
 @pytest.fixture
@@ -107,8 +106,20 @@ def test_failed_celery_task_goes_to_the_dead_letter_exchange(
             letter = graveyard.get(timeout=WAIT_S)
             assert letter.headers["id"] == result.id
             letter.ack()
+        assert len(effects(tasks, name)) == 1
+        # An operator moves it back, with its headers: it runs again, and comes here again.
+        with connection.Producer() as producer:
+            producer.publish(
+                letter.body,
+                routing_key="buried",
+                headers=letter.headers,
+                content_type=letter.content_type,
+                content_encoding=letter.content_encoding,
+                correlation_id=letter.properties["correlation_id"],
+            )
+        graveyard.get(timeout=WAIT_S).ack()
         graveyard.close()
-    assert len(effects(tasks, name)) == 1
+    assert len(effects(tasks, name)) == 2
 
 
 def test_killed_dramatiq_workers_lose_no_message(environment: dict[str, str]) -> None:
@@ -142,7 +153,7 @@ def test_killed_dramatiq_workers_lose_no_message(environment: dict[str, str]) ->
 def test_faststream_message_is_handled_once_and_a_failed_one_is_a_dead_letter(
     name: str,
 ) -> None:
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
+    arguments: Any = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
     runs: list[str] = []
 
     async def main() -> None:

@@ -12,6 +12,8 @@ also while it is still running or waiting for its ETA. What the guard does with 
     in flight elsewhere                   a copy is sent for later, then Ignore: the
                                           running task's result and its chord are not touched
     the task asked for a retry            the key is free again, Retry goes on
+    failed before, and moved back from    the key is free again, once, and the task runs
+    a dead-letter queue
     failed for good, mismatch, unknown    raised: the task fails (with acks_on_failure=False its
                                           message goes to the dead-letter exchange)
     the store did not answer              the worker waits, then sends a copy and raises Ignore
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
 from celery import Task, states
@@ -43,6 +45,7 @@ from oncekey.core.errors import (
 from oncekey.core.policy import Policy
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.results import Result
+from oncekey.queues.redrive import REDRIVE_HEADER
 from oncekey.queues.task_guard import (
     ARGUMENTS,
     STORE_PAUSE_S,
@@ -214,6 +217,9 @@ class GuardedTask:
     def _worker_call(self, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scope = self._guard.scope_of(args, kwargs)
         try:
+            redrive = _redrive_id(request.headers or {})
+            if redrive:
+                self._guard.open_redriven(self._once, args, kwargs, request.id, redrive)
             result = self._attempt(args, kwargs, request.id)
         except InFlight as error:
             self._put_off(request, scope, error.retry_after, "it runs elsewhere")
@@ -295,6 +301,19 @@ class GuardedTask:
             request, countdown=delay, retries=request.retries, headers=headers
         )
         copy.apply_async(add_to_parent=False)
+
+
+def _redrive_id(headers: Mapping[str, Any]) -> str:
+    """The id of a task that was moved back from a dead-letter queue, "" for any other: that of the
+    header, or RabbitMQ's own account of how the message became a dead letter."""
+    given = headers.get(REDRIVE_HEADER)
+    if given:
+        return str(given)
+    deaths = headers.get("x-death") or []
+    for death in deaths:
+        if death.get("reason") in ("rejected", "delivery_limit"):
+            return f"x-death {death.get('queue')} {death.get('count')} {death.get('time')}"
+    return ""
 
 
 def _came_before(request: Any) -> bool:

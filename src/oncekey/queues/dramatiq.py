@@ -38,6 +38,7 @@ from oncekey.core.errors import (
     Terminal,
 )
 from oncekey.engine.blocking.once import Once
+from oncekey.queues.redrive import REDRIVE_HEADER
 from oncekey.queues.task_guard import (
     ARGUMENTS,
     STORE_PAUSE_S,
@@ -154,8 +155,12 @@ class GuardedActor:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         message = self._message_of(args, kwargs)
+        id = message.message_id if message is not None else None
         try:
-            return self._run(args, kwargs, message.message_id if message is not None else None)
+            if message is not None and message.options.get(REDRIVE_HEADER):
+                redrive = str(message.options[REDRIVE_HEADER])
+                self._guard.open_redriven(self._once, args, kwargs, id, redrive)
+            return self._run(args, kwargs, id)
         except _AskedAgain as again:
             raise again.signal from None
         except OncekeyError as error:

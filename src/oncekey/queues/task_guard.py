@@ -14,11 +14,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from oncekey.core.errors import ConfigurationError, InvalidKey
+from oncekey.core.errors import ConfigurationError, InvalidKey, KeyChanged
 from oncekey.core.identity import KeyLike
 from oncekey.core.origin import ROUTE_MAX_CHARS, Origin, shown
 from oncekey.core.policy import OPTION_NAMES
+from oncekey.engine.blocking.once import Once
+from oncekey.engine.key_status import status_of
 from oncekey.queues.disposition import HIDE_MARGIN_S
+from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import REDRIVE_HEADER, redrive_of
 
 DELIVERY: Final = "delivery"
 ARGUMENTS: Final = "arguments"
@@ -106,6 +110,33 @@ class TaskGuard:
             origin=self._origin,
             **self.options,
         )
+
+    def open_redriven(
+        self,
+        once: Once,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        delivery_id: str | None,
+        redrive_id: str,
+    ) -> None:
+        """Free the failed key of a task that was moved back from a dead-letter queue. Each id opens
+        a key once, however often its message is delivered."""
+        redrive = redrive_of(Message(body=b"", queue="", headers={REDRIVE_HEADER: redrive_id}))
+        if redrive is None:
+            return
+        key, scope = self._key_of(args, kwargs, delivery_id), self.scope_of(args, kwargs)
+        once._ready()
+        id, codec = once._jobs.locate(self.operation, key, scope, self._codec)
+        seen = once._runner.look(id)
+        record = seen.record
+        if record is None or not redrive.opens(record, seen.now):
+            return
+        status = status_of(seen, codec)
+        assert status is not None
+        try:
+            once.release(status, by=f"task {self.operation}", why=redrive.why(record))
+        except KeyChanged:
+            pass  # another delivery of it was faster
 
     def scope_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         if isinstance(self._scope, str):

@@ -1,0 +1,133 @@
+"""Many Celery tasks, sent up to three times each, while workers are killed and paused at random."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.queues.celery_workers import effects, loaded, start_worker
+from tests.support.servers import processes
+from tests.support.servers.processes import Process, wait_until
+from tests.support.servers.redis_server import RedisServer
+from tests.support.servers.requirements import require
+from tests.support.servers.server_lifetime import started
+
+from oncekey import OutcomeUnknown
+
+SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
+KEYS = 500 if SOAK else 12  # of each kind
+STRIKES = 30 if SOAK else 2
+WORKERS = 3 if SOAK else 2
+WAIT_S = 240.0 if SOAK else 50.0
+SEED = 17
+
+
+@pytest.fixture
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    server = require(lambda: started(RedisServer()))
+    url = f"redis://127.0.0.1:{server.port}"
+    yield {
+        "ONCEKEY_TEST_BROKER": f"{url}/0",
+        "ONCEKEY_TEST_BACKEND": f"{url}/1",
+        "ONCEKEY_TEST_NOTES": f"{url}/2",
+        "ONCEKEY_TEST_STORE": f"sqlite:///{tmp_path_factory.mktemp('kills')}/keys.db",
+        "ONCEKEY_TEST_WORK_MS": "20",
+    }
+    server.close()
+
+
+class Workers:
+    def __init__(self, environment: dict[str, str], dice: random.Random) -> None:
+        self._environment = environment
+        self._dice = dice
+        self._running = [self._start() for _ in range(WORKERS)]
+        self._paused: list[int] = []
+
+    def _start(self) -> Process:
+        return start_worker(self._environment, name=processes.fresh_name("w"), slots=2)
+
+    def strike(self) -> None:
+        """Kill a process of a pool or a whole worker, or pause a process until the next strike."""
+        self.wake()
+        worker = self._dice.choice(self._running)
+        children = processes.children_of(worker.pid)
+        choice = self._dice.choice(("child", "worker", "pause"))
+        if choice == "worker" or not children:
+            worker.kill()
+            self._running[self._running.index(worker)] = self._start()
+        elif choice == "child":
+            os.kill(self._dice.choice(children), signal.SIGKILL)
+        else:
+            self._paused.append(self._dice.choice(children))
+            os.kill(self._paused[-1], signal.SIGSTOP)
+
+    def wake(self) -> None:
+        for pid in self._paused:
+            if processes.is_running(pid):
+                os.kill(pid, signal.SIGCONT)
+        self._paused.clear()
+
+    def stop(self) -> None:
+        self.wake()
+        for worker in self._running:
+            worker.kill()
+
+
+@pytest.mark.timeout(WAIT_S * 2)
+def test_every_task_ends_and_no_effect_is_lost_or_doubled(environment: dict[str, str]) -> None:
+    """I1, I4, I10. Retry-safe tasks all succeed, with one charge each. The others ran once at most;
+    those whose worker was killed in the middle are unknown, and say so."""
+    dice = random.Random(SEED)
+    with loaded(environment, "tests.queues.celery_app") as tasks:
+        workers = Workers(environment, dice)
+        try:
+            sent = [
+                (task, f"{task}-{number}")
+                for task in ("charge", "quick")
+                for number in range(KEYS)
+                for _ in range(dice.randint(1, 3))
+            ]
+            dice.shuffle(sent)
+            results = [(name, getattr(tasks, task).delay(name)) for task, name in sent]
+
+            def ended() -> int:
+                return sum(result.ready() for _, result in results)
+
+            for strike in range(STRIKES):
+                enough = strike * len(results) // STRIKES
+                wait_until(lambda: ended() >= enough, f"{enough} tasks have ended", WAIT_S)  # noqa: B023
+                workers.strike()
+            workers.wake()
+            wait_until(lambda: ended() == len(results), "every task has ended", WAIT_S)
+            broker = tasks.app.connection_for_read().default_channel.client
+            wait_until(
+                lambda: not broker.llen("celery") and not broker.hlen("unacked"),
+                "the broker is empty",
+                WAIT_S,
+            )
+            ends = {name: set[str]() for _, name in sent}
+            for name, result in results:
+                ends[name].add(
+                    "unknown" if isinstance(result.result, OutcomeUnknown) else result.result
+                )
+            check(tasks, ends)
+        finally:
+            workers.stop()
+
+
+def check(tasks: Any, ends: dict[str, set[str]]) -> None:
+    runs = Counter({name: len(effects(tasks, name)) for name in ends})
+    charges = {name for name in ends if name.startswith("charge")}
+    assert all(ends[name] == {name} for name in charges)
+    assert sorted(tasks.notes.hvals("charged")) == sorted(charges)
+    others = ends.keys() - charges
+    assert all(ends[name] in ({name}, {"unknown"}) for name in others)
+    assert all(runs[name] == 1 for name in others if ends[name] == {name})
+    assert all(runs[name] <= 1 for name in others)
+    hit = [name for name in ends if runs[name] > 1 or ends[name] == {"unknown"}]
+    assert hit or not SOAK, "no kill has met a running task, so this has shown nothing"
