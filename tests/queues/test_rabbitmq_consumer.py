@@ -161,18 +161,22 @@ def test_a_handler_that_outlasts_the_consumer_timeout_runs_once(
 
 
 def test_a_lost_connection_is_opened_again(kind: str, channel: Any, queue: str, store: str) -> None:
-    handler = Handler(held=True)
+    handler = Handler()
     with Proxy(rabbitmq().port) as proxy:
         url = f"amqp://guest:guest@127.0.0.1:{proxy.port}/"
         with consuming(kind, store, handler, queue, url=url, lease="1s") as consumer:
             publish(channel, queue, order(1))
-            processes.wait_until(lambda: handler.orders == [1], "the handler runs")
-            proxy.cut()
-            handler.gate.set()  # its outcome is stored, and its message comes again
+            wait_for(consumer, Kind.REMOVE, 1)
+            proxy.cut()  # while nothing is in hand
+            handler.gate.clear()
             publish(channel, queue, order(2))
-            processes.wait_until(lambda: len(handler.orders) == 2, "the second message is handled")
-            wait_for(consumer, Kind.REMOVE, 3)
-    assert handler.orders == [1, 2]
+            processes.wait_until(lambda: handler.orders == [1, 2], "the handler runs")
+            proxy.cut()  # while a handler runs
+            handler.gate.set()  # its outcome is stored, and its message comes again
+            publish(channel, queue, order(3))
+            processes.wait_until(lambda: len(handler.orders) == 3, "the third message is handled")
+            wait_for(consumer, Kind.REMOVE, 4)
+    assert handler.orders == [1, 2, 3]
     assert delayed(channel, queue) + waiting(channel, queue) == 0
 
 

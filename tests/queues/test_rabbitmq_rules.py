@@ -15,12 +15,14 @@ from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.amqp_message import Delivery, message_of
 from oncekey.queues.rabbitmq.channel_calls import (
     Ack,
+    AckTaken,
     CountMessages,
     Declare,
     Program,
     Publish,
     Requeue,
     Subscribe,
+    Take,
     Unsubscribe,
 )
 from oncekey.queues.rabbitmq.channel_program import ChannelProgram
@@ -136,6 +138,19 @@ def test_a_queue_delays_by_itself_what_it_delays_for_long_enough() -> None:
 
 def test_leaving_gives_back_what_is_not_settled() -> None:
     assert calls_of(program_with(4, 5).leave()) == [Unsubscribe(), Requeue(0)]
+
+
+def test_a_letter_that_fails_again_is_not_redriven_in_the_same_round() -> None:
+    steps = program_with().redrive(100, "monday")
+    assert next(steps) == CountMessages("orders.dead")
+    assert steps.send(1) == Take("orders.dead")
+    (letter,) = steps.send(message(3)).letters
+    assert letter.queue == "orders"
+    assert letter.properties["headers"] == {"oncekey-redrive": "monday"}
+    assert steps.send([None]) == AckTaken(3)
+    with pytest.raises(StopIteration) as moved:
+        steps.send(None)
+    assert moved.value.value == 1
 
 
 def test_a_missing_queue_is_refused() -> None:
