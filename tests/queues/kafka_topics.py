@@ -78,6 +78,12 @@ class Topic:
     def flush(self) -> None:
         assert self._producer.flush(SECONDS) == 0
 
+    def recreate(self) -> None:
+        """Let the broker create the topic again, after it was deleted."""
+        self._numbers.clear()
+        self._producer = Producer({**self.client, "acks": "all"})
+        self._partitions(self.name)
+
     # --- what is there --------------------------------------------------------------------------
 
     def read(self, topic: str, expected: int) -> list[Message]:
