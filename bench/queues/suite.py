@@ -12,6 +12,7 @@ import warnings
 
 from idemkit.backends.postgres import init_pg
 from tests.support.servers.kafka_server import KafkaServer
+from tests.support.servers.rabbitmq_server import RabbitServer
 from tests.support.servers.redis_server import RedisServer
 
 from bench.figures import Ratio, Report, in_turns
@@ -19,6 +20,7 @@ from bench.postgres import oncekey_runs
 from bench.postgres import server as postgres_servers
 from bench.queues.kafka import Topics
 from bench.queues.meter import SLOW_S
+from bench.queues.rabbitmq import RabbitQueues
 from bench.queues.streams import Streams
 
 ROUNDS = 3
@@ -39,7 +41,9 @@ def run() -> list[Report]:
             streams = _streams(Streams(valkey.url(), url, peer), url)
         with KafkaServer() as broker:
             topics = _kafka(Topics(broker.client, url, peer), url)
-    return [streams, topics]
+        with RabbitServer() as node:
+            queues = _rabbitmq(RabbitQueues(node.url, url), url)
+    return [streams, topics, queues]
 
 
 def _streams(streams: Streams, url: str) -> Report:
@@ -100,3 +104,31 @@ def _kafka(topics: Topics, url: str) -> Report:
         Ratio("Kafka, empty handler, of the bare loop", us[bare_fast] / us[fast]),
     ]
     return Report("Kafka 0.9, guarded on PostgreSQL, threads", [*timings.values()], ratios)
+
+
+def _rabbitmq(queues: RabbitQueues, url: str) -> Report:
+    slow, bare_slow = "oncekey, 1 ms, 8 at once", "bare loop, 1 ms, 8 at once"
+    fast, bare_fast = "oncekey, empty handler", "bare loop, empty handler"
+    single, own = "oncekey around one message at a time", "oncekey's own first runs, 64 tasks"
+    timings = in_turns(
+        {
+            bare_slow: lambda _: queues.bare(SLOW_AT_ONCE, BATCH, SLOW_S),
+            slow: lambda _: queues.guarded(SLOW_AT_ONCE, BATCH, SLOW_S),
+            bare_fast: lambda _: queues.bare(FAST_AT_ONCE, BATCH, 0),
+            fast: lambda _: queues.guarded(FAST_AT_ONCE, BATCH, 0),
+            own: lambda _: oncekey_runs.in_tasks(url, FAST_AT_ONCE),
+            single: lambda _: queues.one_at_a_time(0, FEW),
+        },
+        ROUNDS,
+        lines=True,
+    )
+    us = {name: timing.us for name, timing in timings.items()}
+    ratios = [
+        Ratio("RabbitMQ, 1 ms handler, of the bare loop", us[bare_slow] / us[slow], 0.8),
+        Ratio("RabbitMQ, empty handler, of the store's own first runs", us[own] / us[fast], 0.7),
+        Ratio("RabbitMQ, against a guard of one message at a time", us[single] / us[fast], 5),
+        Ratio("RabbitMQ, empty handler, of the bare loop", us[bare_fast] / us[fast]),
+    ]
+    return Report(
+        "RabbitMQ 4.3, a quorum queue, guarded on PostgreSQL, tasks", [*timings.values()], ratios
+    )

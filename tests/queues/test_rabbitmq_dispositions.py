@@ -265,7 +265,10 @@ def test_a_delay_queue_that_is_declared_otherwise_is_refused(
 
 def test_a_node_that_does_not_answer_is_unavailable(kind: str) -> None:
     url = f"amqp://127.0.0.1:{processes.free_port()}/"
-    with broker_of(kind, [url, url], "orders") as broker, pytest.raises(BrokerUnavailable):
+    with (
+        broker_of(kind, [url, url], "orders") as broker,
+        pytest.raises(BrokerUnavailable, match="111"),
+    ):
         broker.facts()
 
 

@@ -144,7 +144,9 @@ def test_a_letter_that_fails_again_is_not_redriven_in_the_same_round() -> None:
     steps = program_with().redrive(100, "monday")
     assert next(steps) == CountMessages("orders.dead")
     assert steps.send(1) == Take("orders.dead")
-    (letter,) = steps.send(message(3)).letters
+    publish = steps.send(message(3))
+    assert isinstance(publish, Publish)
+    (letter,) = publish.letters
     assert letter.queue == "orders"
     assert letter.properties["headers"] == {"oncekey-redrive": "monday"}
     assert steps.send([None]) == AckTaken(3)

@@ -40,6 +40,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Subscribe,
     Take,
     Unsubscribe,
+    reason_of,
 )
 from oncekey.queues.rabbitmq.channel_program import ChannelProgram
 from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_version
@@ -81,7 +82,7 @@ class AioPikaSession:
             await self._connect()
         except _LOST as error:
             await self._end(error)
-            raise BrokerUnavailable(f"RabbitMQ: {_reason(error)}") from error
+            raise BrokerUnavailable(f"RabbitMQ: {reason_of(error)}") from error
 
     async def _connect(self) -> None:
         self._connection = connection = await self._first_connection(self._settings.shuffled())
@@ -102,7 +103,7 @@ class AioPikaSession:
             try:
                 return await aio_pika.connect(url, timeout=CONNECT_TIMEOUT_S)
             except _LOST as error:
-                _log.info("RabbitMQ: a node does not answer: %s", _reason(error))
+                _log.info("RabbitMQ: a node does not answer: %s", reason_of(error))
         return await aio_pika.connect(urls[-1], timeout=CONNECT_TIMEOUT_S)
 
     async def run(self, program: Program[T]) -> T:
@@ -111,7 +112,7 @@ class AioPikaSession:
             value: Any = None
             while True:
                 if self._ended is not None:
-                    raise BrokerUnavailable(f"RabbitMQ: {_reason(self._ended)}")
+                    raise BrokerUnavailable(f"RabbitMQ: {reason_of(self._ended)}")
                 try:
                     value = await self._perform(program.send(value))
                 except StopIteration as stop:
@@ -124,7 +125,7 @@ class AioPikaSession:
                     raise
                 except _LOST as error:
                     await self._end(error)
-                    raise BrokerUnavailable(f"RabbitMQ: {_reason(error)}") from error
+                    raise BrokerUnavailable(f"RabbitMQ: {reason_of(error)}") from error
 
     async def take(self, most: int, wait: float) -> list[Message]:
         """Messages that were delivered, after waiting for the first."""
@@ -135,7 +136,7 @@ class AioPikaSession:
             except TimeoutError:
                 return []
         if not self._buffer and self._ended is not None:
-            raise BrokerUnavailable(f"RabbitMQ: {_reason(self._ended)}") from self._ended
+            raise BrokerUnavailable(f"RabbitMQ: {reason_of(self._ended)}") from self._ended
         return [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
 
     async def close(self) -> None:
@@ -217,7 +218,7 @@ class AioPikaSession:
                 queue, durable=True, arguments=arguments, passive=passive
             )
         except ChannelClosed as error:
-            raise RabbitRefused(f"RabbitMQ: {_reason(error)}") from error
+            raise RabbitRefused(f"RabbitMQ: {reason_of(error)}") from error
         finally:
             if not channel.is_closed:
                 await channel.close()
@@ -268,8 +269,3 @@ class AioPikaSession:
 
 
 _PAMQP: Final = {"type": "message_type"}  # the library below aio-pika has another name for it
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text.removeprefix("RabbitMQ: ")

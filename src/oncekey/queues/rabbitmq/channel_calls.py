@@ -82,3 +82,8 @@ Program = Generator[ChannelCall, Any, T]
 class RabbitRefused(ConfigurationError):
     """RabbitMQ refuses what a consumer needs: a queue is declared otherwise, or a right is
     missing."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a call failed, in the client's own words; some of pika's errors have none."""
+    return (str(error) or repr(error)).removeprefix("RabbitMQ: ")

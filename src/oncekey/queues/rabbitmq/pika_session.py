@@ -35,6 +35,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Subscribe,
     Take,
     Unsubscribe,
+    reason_of,
 )
 from oncekey.queues.rabbitmq.channel_program import ChannelProgram
 from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_version
@@ -82,7 +83,7 @@ class PikaSession:
         result: Future[T] = Future()
         with self._changed:
             if self._ended is not None:
-                raise BrokerUnavailable(f"RabbitMQ: {_reason(self._ended)}") from self._ended
+                raise BrokerUnavailable(f"RabbitMQ: {reason_of(self._ended)}") from self._ended
             self._jobs.append((program, result))
             self._wake()
         return result.result()
@@ -92,7 +93,7 @@ class PikaSession:
         with self._changed:
             self._changed.wait_for(lambda: self._buffer or self._ended is not None, wait)
             if not self._buffer and self._ended is not None:
-                raise BrokerUnavailable(f"RabbitMQ: {_reason(self._ended)}") from self._ended
+                raise BrokerUnavailable(f"RabbitMQ: {reason_of(self._ended)}") from self._ended
             return [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
 
     def close(self) -> None:
@@ -121,7 +122,7 @@ class PikaSession:
             self._open()
         except BaseException as error:
             self._end(error)
-            unavailable = BrokerUnavailable(f"RabbitMQ: {_reason(error)}")
+            unavailable = BrokerUnavailable(f"RabbitMQ: {reason_of(error)}")
             unavailable.__cause__ = error
             opened.set_exception(unavailable)
             return
@@ -167,7 +168,7 @@ class PikaSession:
             if isinstance(error, BrokerUnavailable):
                 raise  # what is half done is delivered again
         except BaseException as error:
-            result.set_exception(BrokerUnavailable(f"RabbitMQ: {_reason(error)}"))
+            result.set_exception(BrokerUnavailable(f"RabbitMQ: {reason_of(error)}"))
             raise
 
     def _end(self, error: BaseException) -> None:
@@ -177,7 +178,7 @@ class PikaSession:
             jobs, self._jobs = self._jobs, deque()
             self._changed.notify_all()
         for _, result in jobs:
-            result.set_exception(BrokerUnavailable(f"RabbitMQ: {_reason(error)}"))
+            result.set_exception(BrokerUnavailable(f"RabbitMQ: {reason_of(error)}"))
         connection = self._connection
         if connection is None:
             return
@@ -294,8 +295,3 @@ def _parameters(url: str) -> pika.URLParameters:
 
 def _nothing() -> None:
     """Wake the thread."""
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text.removeprefix("RabbitMQ: ")
