@@ -17,8 +17,10 @@ from tests.support.servers import Proxy, RabbitServer, processes, require
 
 from oncekey import Terminal
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.disposition import Kind
+from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.queue_message import Message
+from oncekey.queues.rabbitmq.channel_calls import Program, Publish
 
 
 @pytest.fixture(params=("sync", "async"))
@@ -136,6 +138,32 @@ def test_oncekey_redrive_opens_a_failed_key_once(
         wait_for(consumer, Kind.REMOVE, 1)
     assert handler.orders == [17, 17, 17]
     assert waiting(channel, f"{queue}.dead") == 0
+
+
+def killed_after_the_copy(steps: Program[None]) -> Program[None]:
+    """The program as it is for a consumer that dies when its copy is confirmed, before the ack."""
+    result = None
+    while True:
+        call = steps.send(result)
+        result = yield call
+        if isinstance(call, Publish):
+            raise BrokerUnavailable("the consumer dies here")
+
+
+def test_a_crash_between_the_copy_and_the_ack_leaves_a_harmless_duplicate(
+    kind: str, channel: Any, queue: str, store: str
+) -> None:
+    publish(channel, queue, order(17))
+    with broker_of(kind, rabbitmq().url, queue) as broker:
+        (message,) = broker.receive()
+        session = broker.broker._session
+        retry = (message, Disposition(Kind.RETRY, 0.1))
+        with pytest.raises(BrokerUnavailable, match="dies here"):
+            broker._call(session.run, killed_after_the_copy(session.program.settle([retry])))
+    handler = Handler()
+    with consuming(kind, store, handler, queue, url=rabbitmq().url, lease="1s") as consumer:
+        wait_for(consumer, Kind.REMOVE, 2)
+    assert handler.orders == [17]
 
 
 def test_a_handler_that_outlasts_the_consumer_timeout_runs_once(

@@ -97,6 +97,24 @@ def test_a_delayed_message_comes_back_with_its_content_and_count(
     assert waiting(channel, elsewhere) == 1  # the publisher's, and no second one
 
 
+def test_a_classic_queue_is_consumed_alike(kind: str, channel: Any) -> None:
+    queue = processes.fresh_name("orders")
+    channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "classic"})
+    node = rabbitmq()
+    with broker_of(kind, node.url, queue, management_url=node.management_url) as broker:
+        assert broker.facts().hold_max is None
+        publish(channel, queue, "order")
+        (message,) = broker.receive()
+        broker.settle([(message, SHORTLY)])
+        (again,) = broker.receive()
+        assert again.receive_count == 2
+        broker.settle([(again, STOPPED)])
+        (third,) = broker.receive()
+        assert third.receive_count == 3
+        broker.settle([(third, LETTER)])
+    assert (waiting(channel, queue), waiting(channel, f"{queue}.dead")) == (0, 1)
+
+
 def test_a_message_that_is_hidden_for_long_holds_up_no_other(
     channel: Any, queue: str, broker: BrokerUnderTest
 ) -> None:
