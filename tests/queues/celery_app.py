@@ -13,7 +13,7 @@ from typing import Any, Final
 import redis
 from celery import Celery, Task
 from celery.signals import task_prerun
-from kombu import Queue
+from kombu.entity import Queue
 
 from oncekey import Once, Policy, current_attempt
 from oncekey.queues.celery import idempotent_task

@@ -252,8 +252,9 @@ def test_task_moved_back_from_a_dead_letter_queue_runs_again_once(
     for _ in range(3):
         shop.deliver("a", **mark)
     assert shop.runs == ["a"] * 2
-    expired = [{"reason": "expired", "queue": "delay", "count": 1, "time": "12:00"}]
-    shop.deliver("a", **{"x-death": expired})
+    expired = {"reason": "expired", "queue": "delay", "count": 1, "time": "12:00"}
+    other: dict[str, Any] = {"x-death": [expired]}
+    shop.deliver("a", **other)
     assert shop.runs == ["a"] * 2
 
 

@@ -99,6 +99,7 @@ def test_failed_celery_task_goes_to_the_dead_letter_exchange(
 ) -> None:
     with tasks.app.connection() as connection:
         graveyard = connection.SimpleQueue("graveyard")
+        letter: Any = None
         for error in (ValueError, OncekeyError):
             result = tasks.fails_and_is_buried.apply_async((name,), queue="buried")
             with pytest.raises(error, match="no such address"):
