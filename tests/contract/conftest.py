@@ -28,7 +28,7 @@ def _left_of_module(tests: list[pytest.Function]) -> set[pytest.Item]:
     for test in tests:
         row = test.callspec.params.get("kind") if hasattr(test, "callspec") else None
         if row is not None:
-            product[test.originalname][row].append(test)
+            product[test.originalname][str(row)].append(test)
     if not product:
         return set()
     module = tests[0].module

@@ -62,8 +62,7 @@ def demo(
 
     Starts a payments API on the loopback, with a slow and flaky payment provider behind it, and a
     page with buttons that play scenarios over real HTTP: lost answers, duplicates at once, a
-    flaky provider, a worker that is killed; and through a queue: a message that is delivered again
-    after its consumer was killed. Ctrl-C ends it.
+    worker that is killed, a queue whose consumer is killed. Ctrl-C ends it.
 
     The page can play them without oncekey too: with the handler of most tutorials, which looks a
     key up, runs, and stores the key.

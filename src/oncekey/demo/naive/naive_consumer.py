@@ -14,7 +14,7 @@ from typing import Any
 from oncekey.demo.api.provider_client import ProviderClient
 from oncekey.demo.handlers import Handler
 from oncekey.demo.naive.naive_database import NaiveDatabase
-from oncekey.demo.shipping.order_queue import AsyncOrderQueue
+from oncekey.demo.shipping.sqlite_queue import AsyncOrderQueue
 
 _ACCOUNT = "shipping"
 _WAIT_SECONDS = 5.0

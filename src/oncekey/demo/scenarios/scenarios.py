@@ -20,7 +20,7 @@ from oncekey.demo.provider.ledger import Counts
 from oncekey.demo.scenario_result import CallerResult, ResponseKind
 from oncekey.demo.scenarios.scenario import Played, Scenario, ScenarioTools
 from oncekey.demo.scenarios.scenario_client import CENTS, Reply, persist, until
-from oncekey.demo.shipping.order_queue import OrderQueue
+from oncekey.demo.shipping.sqlite_queue import OrderQueue
 
 DUPLICATES = 20
 CLIENT_TIMEOUT_SECONDS = 0.5

@@ -24,8 +24,8 @@ from oncekey.demo.naive.naive_consumer import consume_naively
 from oncekey.demo.naive.naive_database import NaiveDatabase
 from oncekey.demo.request_log import LoggedRequest
 from oncekey.demo.scenario_result import ResponseKind
-from oncekey.demo.shipping.order_queue import AsyncOrderQueue, OrderQueue
 from oncekey.demo.shipping.shipping_consumer import shipping_consumer
+from oncekey.demo.shipping.sqlite_queue import AsyncOrderQueue, OrderQueue
 from oncekey.demo.worker_process import run_with_settings, write, write_request
 from oncekey.queues.broker import Settled
 from oncekey.queues.disposition import Kind

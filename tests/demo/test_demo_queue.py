@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.demo.shipping.order_queue import OrderQueue
+from oncekey.demo.shipping.sqlite_queue import OrderQueue
 from oncekey.queues.disposition import REMOVE, DeadLetter, Disposition, Kind
 from oncekey.queues.redrive import REDRIVE_HEADER
 
