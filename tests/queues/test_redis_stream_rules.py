@@ -65,7 +65,7 @@ def message(*words: bytes, body_field: str | None = "body", identity: str | None
         ({"start": "$"}, r"start='\$' must be 'first'"),
         ({"start": 0}, "start=0"),
         ({"acked": "forget"}, "acked='forget' must be one of keep, delete, trim"),
-        ({"dead_letters": "orders"}, "must be different keys"),
+        ({"dead_letter_stream": "orders"}, "must be different keys"),
         ({"body_field": ""}, "body_field='' must be a name"),
         ({"retention": "soon"}, "retention"),
     ],

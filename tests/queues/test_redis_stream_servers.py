@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
-from tests.support.redis_stores import valkey, valkey_cluster
+from redis.sentinel import Sentinel
+from tests.support.redis_stores import sentinel, valkey, valkey_cluster
+from tests.support.servers.redis_sentinel import SERVICE
 from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
 
@@ -24,6 +27,7 @@ from oncekey.queues.redis_streams import (
     StreamRefused,
 )
 
+SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 ORDERS = 20
 OPTIONS: dict[str, Any] = {
     "name": "shipping",
@@ -70,6 +74,15 @@ def test_a_cluster_has_all_keys_of_a_stream_in_one_slot() -> None:
         assert consume(client, "{orders}", server=client) == dict.fromkeys(range(ORDERS), 1)
         with Once("memory://") as once, pytest.raises(ConfigurationError, match="with braces"):
             RedisStreamConsumer(once, print, "orders", server=client, **OPTIONS)
+
+
+@pytest.mark.skipif(not SOAK, reason="a Sentinel's master is a plain client; make soak tries one")
+def test_a_master_that_sentinels_watch_is_consumed() -> None:
+    service = sentinel()
+    places = [("127.0.0.1", watcher.port) for watcher in service.sentinels]
+    manager: Any = Sentinel(places)  # type: ignore[no-untyped-call]
+    with manager.master_for(SERVICE) as client:
+        assert consume(client, "watched", server=client) == dict.fromkeys(range(ORDERS), 1)
 
 
 def test_a_cluster_is_consumed_in_an_event_loop() -> None:

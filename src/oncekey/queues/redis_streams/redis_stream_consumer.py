@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.message_key import DELIVERY, KeyChoice
-from oncekey.queues.redis_streams.redis_brokers import AsyncRedisStreamBroker, RedisStreamBroker
 from oncekey.queues.redis_streams.stream_program import StreamProgram
 from oncekey.queues.redis_streams.stream_settings import StreamSettings
 
 _OF_THE_STREAM: Final = (
-    "group", "start", "body_field", "dead_letters", "parked", "acked", "retention",
+    "group", "start", "body_field", "dead_letter_stream", "park_stream", "acked", "retention",
 )  # fmt: skip
 
 
@@ -23,18 +24,25 @@ class RedisStreamConsumer(Consumer):
     """Consumes a stream of Redis or Valkey in threads: `handler(message)` runs once for each key.
 
         consumer = RedisStreamConsumer(
-            once, ship, "orders", server="redis://127.0.0.1:6379/0",
-            name="shipping", key="json:$.order", start="first",
+            once, ship, "orders", server="redis://...", name="shipping", key="json:$.order",
+            start="first",
         )
         consumer.run()                      # until consumer.stop(), from a signal handler
 
-    stream   the name of the stream's key
-    server   a URL, or a client of redis-py (without decode_responses), also one of a Cluster
-    group    the consumer group, by default the consumer's name
+    stream              the name of the stream's key
+    server              a URL, or a client of redis-py, also one of a Cluster or of Sentinels
+    group               the consumer group, by default the consumer's name
+    start               where a group begins that does not exist yet: "first" (everything that is in
+                        the stream), "new" (what is added from then on) or an entry's id; without
+                        it no group is made
+    body_field          the field that is the message's body, "body"; the others are its headers.
+                        None makes the body of all fields, as JSON
+    dead_letter_stream  where messages go that failed for good; `STREAM:dead`
+    park_stream         where messages go whose outcome nobody knows; `STREAM:parked`
+    acked               what becomes of entries that are done: "keep", "delete" or "trim"
+    retention           for how long a message can come back, if you know that
 
-    `start`, `body_field`, `dead_letters`, `parked`, `acked` and `retention` are those of
-    `StreamSettings`; the others are those of every consumer (`ConsumerSettings`) and the fields of
-    Policy.
+    The other options are those of every consumer (`ConsumerSettings`) and the fields of Policy.
     """
 
     def __init__(
@@ -43,18 +51,21 @@ class RedisStreamConsumer(Consumer):
         handler: Callable[..., Any],
         stream: str,
         *,
-        server: str | Any,
         name: str,
         key: KeyChoice,
+        server: str | Any,
         **options: Any,
     ) -> None:
-        broker = RedisStreamBroker(server, _program(stream, name, key, options))
-        super().__init__(once, broker, handler, name=name, key=key, **options)
+        program, others = _program(stream, name, key, options)
+        with _driver():
+            from oncekey.queues.redis_streams.redis_brokers import RedisStreamBroker
+        broker = RedisStreamBroker(server, program)
+        super().__init__(once, broker, handler, name=name, key=key, **others)
 
 
 class AsyncRedisStreamConsumer(AsyncConsumer):
     """Consumes a stream of Redis or Valkey in tasks: `await handler(message)` runs once for each
-    key. It has the options of RedisStreamConsumer; a client is one of redis.asyncio."""
+    key. It has the options of RedisStreamConsumer; a client is one of `redis.asyncio`."""
 
     def __init__(
         self,
@@ -62,17 +73,36 @@ class AsyncRedisStreamConsumer(AsyncConsumer):
         handler: Callable[..., Any],
         stream: str,
         *,
-        server: str | Any,
         name: str,
         key: KeyChoice,
+        server: str | Any,
         **options: Any,
     ) -> None:
-        broker = AsyncRedisStreamBroker(server, _program(stream, name, key, options))
-        super().__init__(once, broker, handler, name=name, key=key, **options)
+        program, others = _program(stream, name, key, options)
+        with _driver():
+            from oncekey.queues.redis_streams.redis_brokers import AsyncRedisStreamBroker
+        broker = AsyncRedisStreamBroker(server, program)
+        super().__init__(once, broker, handler, name=name, key=key, **others)
 
 
-def _program(stream: str, name: str, key: KeyChoice, options: dict[str, Any]) -> StreamProgram:
-    """The program of a consumer; takes the stream's own options out of `options`."""
-    own = {option: options.pop(option) for option in _OF_THE_STREAM if option in options}
+def _program(
+    stream: str, name: str, key: KeyChoice, options: dict[str, Any]
+) -> tuple[StreamProgram, dict[str, Any]]:
+    """The program of a consumer, and the options that are not the stream's."""
+    own = {option: options[option] for option in _OF_THE_STREAM if option in options}
+    others = {option: options[option] for option in options if option not in own}
     settings = StreamSettings(stream=stream, **{"group": name, **own})
-    return StreamProgram(settings, needs_identity=key == DELIVERY)
+    return StreamProgram(settings, needs_identity=key == DELIVERY), others
+
+
+@contextmanager
+def _driver() -> Iterator[None]:
+    """Report that redis-py is not installed, with the pip line that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "oncekey").partition(".")[0] == "oncekey":
+            raise  # a bug of this package, not a missing one
+        raise ConfigurationError(
+            "a consumer of Redis Streams needs redis-py 8 or newer: pip install 'oncekey[redis]'"
+        ) from error

@@ -27,32 +27,33 @@ _STARTS: Final = {FIRST: "0", NEW: "$"}
 class StreamSettings:
     """A stream, and how a group reads it.
 
-    stream        the name of its key
-    group         the consumer group
-    start         where a group begins that does not exist yet: "first" (everything that is in the
-                  stream), "new" (what is added from then on) or an entry's id (what comes after
-                  it); None refuses to make a group
-    body_field    the field that is the message's body; None makes the body of all fields, as JSON
-    dead_letters  the stream for dead letters, by default the stream's name with :dead
-    parked        the stream for messages of which nobody knows how they ended, and for notes about
-                  entries that were trimmed before they were done; by default with :parked
-    acked         what becomes of entries that are done: "keep" (trimming is somebody else's),
-                  "delete" (refused if another group reads the stream), or "trim" (the front of the
-                  stream is trimmed, as far as all groups are done)
-    retention     for how long a message can come back, if you know that; `keep` must cover it
+    stream              the name of its key
+    group               the consumer group
+    start               where a group begins that does not exist yet: "first" (everything that is in
+                        the stream), "new" (what is added from then on) or an entry's id (what comes
+                        after it); None refuses to make a group
+    body_field          the field that is the message's body; None makes the body of all fields, as
+                        JSON
+    dead_letter_stream  where messages go that failed for good; `STREAM:dead`
+    park_stream         where messages go whose outcome nobody knows, and notes about entries that
+                        were trimmed before they were done; `STREAM:parked`
+    acked               what becomes of entries that are done: "keep" (trimming is somebody else's),
+                        "delete" (refused if another group reads the stream), or "trim" (the front
+                        of the stream is trimmed, as far as all groups are done)
+    retention           for how long a message can come back, if you know that; `keep` must cover it
     """
 
     stream: str
     group: str
     start: str | None = None
     body_field: str | None = BODY_FIELD_DEFAULT
-    dead_letters: str | None = None
-    parked: str | None = None
+    dead_letter_stream: str | None = None
+    park_stream: str | None = None
     acked: str = KEEP
     retention: Duration | None = None
 
     def __post_init__(self) -> None:
-        for name in ("stream", "group", "dead_letters", "parked", "body_field"):
+        for name in ("stream", "group", "dead_letter_stream", "park_stream", "body_field"):
             value = getattr(self, name)
             is_needed = name in ("stream", "group")
             if (is_needed or value is not None) and not (isinstance(value, str) and value):
@@ -69,7 +70,9 @@ class StreamSettings:
                 f"acked={self.acked!r} must be one of {', '.join(ACKED_CHOICES)}"
             )
         if len({self.stream, self.dead_key, self.parked_key, self.due_key}) < 4:
-            raise ConfigurationError("stream, dead_letters and parked must be different keys")
+            raise ConfigurationError(
+                "stream, dead_letter_stream and park_stream must be different keys"
+            )
         if self.retention is not None:
             microseconds(self.retention, name="retention")
 
@@ -82,11 +85,11 @@ class StreamSettings:
 
     @property
     def dead_key(self) -> str:
-        return self.dead_letters or self.stream + DEAD_SUFFIX
+        return self.dead_letter_stream or self.stream + DEAD_SUFFIX
 
     @property
     def parked_key(self) -> str:
-        return self.parked or self.stream + PARKED_SUFFIX
+        return self.park_stream or self.stream + PARKED_SUFFIX
 
     @property
     def due_key(self) -> str:
