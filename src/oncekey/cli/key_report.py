@@ -41,7 +41,8 @@ def key_rows(status: KeyStatus, *, bodies: bool) -> dict[str, str]:
         meaning = _SILENT
     rows = {"state": f"{status.state} ({meaning})", "operation": status.operation}
     if status.route:
-        rows["request"] = f"{status.route} ({status.name})" if status.name else status.route
+        where = "queue" if status.surface == "queue" else "request"
+        rows[where] = f"{status.route} ({status.name})" if status.name else status.route
     rows["scope"] = status.scope or "(none)"
     if status.key:
         rows["key"] = status.key

@@ -129,7 +129,7 @@ def app_findings(
     yield _unguarded_routes(found, routes)
     yield from _scopes(found.callers)
     store = getattr(found.once, "_store", None)
-    yield _store(store_module, url, store)
+    yield store_finding(store_module, url, store)
     yield from _levels(guarded, promised)
     yield _retry_safe(guarded, promised)
     yield _keep(guarded, horizon)
@@ -202,7 +202,8 @@ def _scopes(callers: tuple[Any, ...]) -> Iterator[Finding]:
         yield SCOPE.ok("caller= looks at the request")
 
 
-def _store(module: Any, url: str, store: Any) -> Finding:
+def store_finding(module: Any, url: str, store: Any) -> Finding:
+    """Whether an engine's store is the one that was checked."""
     kind = type(store).__name__
     compare = getattr(module, "is_same_store", None)
     is_same = None if compare is None else compare(url, store)

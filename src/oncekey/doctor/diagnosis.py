@@ -14,6 +14,7 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import OncekeyError
 from oncekey.core.guarantees import Guarantee
 from oncekey.doctor.app_checks import APP_CHECKS, app_findings
+from oncekey.doctor.consumer_checks import CONSUMER_CHECKS, consumer_findings, consumers_in
 from oncekey.doctor.observed_checks import (
     CHECKUP,
     OBSERVED_CHECKS,
@@ -28,7 +29,12 @@ from oncekey.stores.checkup import Check, Checkup, Finding, Severity
 # The version of the data; members are added to it without a new one, but never renamed or removed.
 FORMAT: Final = 1
 # The checks that are no store's own. A store's package has its own in CHECKS.
-COMMON_CHECKS: Final[tuple[Check, ...]] = (*OBSERVED_CHECKS, *APP_CHECKS, *PROXY_CHECKS)
+COMMON_CHECKS: Final[tuple[Check, ...]] = (
+    *OBSERVED_CHECKS,
+    *APP_CHECKS,
+    *CONSUMER_CHECKS,
+    *PROXY_CHECKS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,8 @@ def diagnose(
     """Check a store, and if they are given an app and configuration files of proxies in front of
     it. Raises StoreUnavailable if the store does not answer.
 
-    app            the app that uses the store: an ASGI or WSGI app, or its middleware
+    app            what uses the store: an ASGI or WSGI app, or its middleware; a consumer of a
+                   queue, or a list of them
     load_app       gives the app, after the store was checked: importing an app can make a store
     proxy_files    configuration files of nginx, HAProxy, Envoy, Istio or Traefik
     retry_horizon  the longest time after which a client may still retry
@@ -107,7 +114,12 @@ def _findings(
         yield guarantee(promised)
     if made is not None:
         yield from observed(made.runs, horizon)
-    yield from app_findings(load_app(), module, url, promised, horizon)
+    app = load_app()
+    consumers = consumers_in(app)
+    if consumers:
+        yield from consumer_findings(consumers, module, url)
+    else:
+        yield from app_findings(app, module, url, promised, horizon)
     yield from proxy_findings(proxy_files)
 
 

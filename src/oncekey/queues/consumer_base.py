@@ -90,6 +90,16 @@ class ConsumerBase:
         return self.settings.name
 
     @property
+    def handler(self) -> Callable[..., Any]:
+        """The function that handles its messages."""
+        return self._call.handler
+
+    @property
+    def is_transactional(self) -> bool:
+        """True if its messages are handled in transactions, by an inbox."""
+        return self._inbox is not None
+
+    @property
     def in_hand(self) -> int:
         """How many messages are taken and not settled."""
         return len(self._hand)

@@ -42,7 +42,7 @@ class HandlerCall:
             raise ConfigurationError(
                 "handler takes a connection, which only a consumer with inbox= has"
             )
-        self._handler = handler
+        self.handler = handler
         self._wants_attempt = "attempt" in wanted
         self._wants_connection = "connection" in wanted
         self._in_transaction = in_transaction
@@ -54,7 +54,7 @@ class HandlerCall:
             keywords["attempt"] = attempt
         if self._wants_connection:
             keywords["connection"] = attempt.connection
-        return self._handler(message, **keywords)
+        return self.handler(message, **keywords)
 
     def begin(self, entry: Entry, attempt: Any, tries_before: int, plan: ConsumerPlan) -> int:
         """The number of this try; raises TooManyTries if it is one too many.

@@ -23,7 +23,7 @@ _HORIZON_MIN_US = 1_000_000
 
 @click.command()
 @url_argument
-@click.option("--app", "app_name", metavar="MODULE:APP", help="Also check this app.")
+@click.option("--app", "app_name", metavar="MODULE:APP", help="Also check this app or consumer.")
 @click.option(
     "--proxy-config",
     "proxy_files",
@@ -57,8 +57,8 @@ def doctor(
 
     Checks the store behind the URL: its settings, standbys, pooler or file system, its tables and
     indexes, vacuum and sweeper, and what its newest records tell of lease and keep. With --app
-    also the app's guards, callers and options, with --proxy-config what a proxy in front of it
-    does to a POST. Each finding says what was found, why it matters and how to mend it.
+    also the app's guards, callers and options, or of a consumer of a queue whether it may begin,
+    with --proxy-config what a proxy in front of it does to a POST. Each finding says what was found, why it matters and how to mend it.
 
     It reads only, within seconds, and no large table as a whole. The store is neither created nor
     migrated; importing the app runs its module. Nothing that was not checked is reported as good.
@@ -68,6 +68,7 @@ def doctor(
     Examples:
       oncekey doctor "postgresql://app@db/shop?schema=oncekey"
       oncekey doctor sqlite:///payments.db --app shop.main:app --strict
+      oncekey doctor sqlite:///payments.db --app shop.orders:consumer
       oncekey doctor "$DATABASE_URL" --app shop.main:app --proxy-config nginx.conf --json
     """
     refuse_memory(url)
