@@ -240,7 +240,9 @@ def test_a_killed_node_loses_nothing_of_a_quorum_queue(store: str) -> None:
         with consuming("sync", store, handler, "orders", url=node.url, lease="2s", batch=8) as one:
             assert begun.wait(PATIENCE_S)
             node.kill()
+            assert processes.is_running(node.mapper.pid)  # the port mapper outlives a killed node
             node.start()
+            pids, folder = (node.pid, node.mapper.pid), node.directory
             processes.wait_until(lambda: len(effects) >= 200 and not one.in_hand, "all are done")
             with channel_to(node.url) as channel:
                 processes.wait_until(
@@ -248,6 +250,8 @@ def test_a_killed_node_loses_nothing_of_a_quorum_queue(store: str) -> None:
                     "the queue is empty",
                 )
     assert sorted(effects) == list(range(200))
+    assert not any(map(processes.is_running, pids))
+    assert not folder.exists()
 
 
 # --- what is refused at the start -----------------------------------------------------------------
