@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.docs.pages import PAGES, ROOT, commands, files, name_of, script
 from tests.support.etcd_stores import etcd
+from tests.support.kafka_servers import kafka_mock
 from tests.support.postgres_stores import server
 from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.redis_stores import valkey
@@ -41,6 +42,8 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         environment["DATABASE_URL"] = server().create_database(f"docs-{page.stem}")
     if "REDIS_URL" in code:
         environment["REDIS_URL"] = empty_redis()
+    if "KAFKA_BROKERS" in code:
+        environment["KAFKA_BROKERS"] = kafka_mock().address
     if "RABBITMQ_URL" in code:
         environment["RABBITMQ_URL"] = rabbitmq().url
     if "oncekey.queues.sqs" in code:

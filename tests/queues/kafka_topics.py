@@ -33,10 +33,18 @@ Handler = Callable[[QueueMessage], object]
 class Topic:
     """One topic, and the consumer group `group` that consumes it."""
 
-    def __init__(self, client: dict[str, Any], name: str = "orders", group: str = "shop") -> None:
+    def __init__(
+        self,
+        client: dict[str, Any],
+        name: str = "orders",
+        group: str = "shop",
+        *,
+        is_fresh: bool = False,
+    ) -> None:
+        """`is_fresh` says that no other test has these names; else they get an ending."""
         self.client = client
-        self.name = processes.fresh_name(name)
-        self.group = processes.fresh_name(group)
+        self.name = name if is_fresh else processes.fresh_name(name)
+        self.group = group if is_fresh else f"{group}-{self.name}"
         self._producer = Producer({**client, "acks": "all"})
         self._numbers: dict[str, list[int]] = {}
         self.partitions = len(self._partitions(self.name))
@@ -141,7 +149,11 @@ class Topic:
         return all(self.committed(name) == self.ends(name) for name in (self.name, self.retry))
 
     def wait_until_done(self, seconds: float = SECONDS) -> None:
-        processes.wait_until(self.is_done, f"{self.group} has committed all", seconds)
+        try:
+            processes.wait_until(self.is_done, f"{self.group} has committed all", seconds)
+        except processes.ServerFailed as error:
+            error.add_note(f"committed {self.committed()} of {self.ends(self.name)}")
+            raise
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from tests.support.kafka_servers import kafka
 from oncekey import Once, Policy
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.disposition import Kind
+from oncekey.queues.kafka import KafkaConsumer
+from oncekey.queues.kafka.confluent_topics import ConfluentTopics
 from oncekey.queues.queue_message import Message
 
 
@@ -74,6 +76,33 @@ def test_messages_of_a_topic_that_is_created_again_are_not_taken_for_old_ones(
         kafka().delete_topic(topic.name)
         topic.recreate()
         topic.send("new-1", "new-2")
+        wait_for(lambda: len(seen) == 5, "the new ones are handled")
+    assert seen == ["old-1", "old-2", "old-3", "new-1", "new-2"]
+
+
+def test_delivery_keys_of_a_topic_that_is_created_again_are_new_ones(
+    topic: Topic, once: Once, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This broker has no topic ids, so the test says them; the topic and its offsets are real."""
+    ids = ["first"]
+    monkeypatch.setattr(ConfluentTopics, "identity", lambda self, name: ids[-1])
+    seen: list[object] = []
+
+    def consumer() -> KafkaConsumer:
+        return consumer_of(
+            topic, once, lambda m: seen.append(m.json()["order"]), key="delivery", request=None
+        )
+
+    ended = pytest.raises(ConfigurationError, match="was created again")
+    with ended, running(consumer()) as running_one:
+        topic.send("old-1", "old-2", "old-3")
+        topic.wait_until_done()
+        kafka().delete_topic(topic.name)
+        ids.append("second")
+        topic.recreate()
+        topic.send("new-1", "new-2")
+        wait_for(lambda: not running_one._is_running, "the consumer ends")
+    with running(consumer()):
         wait_for(lambda: len(seen) == 5, "the new ones are handled")
     assert seen == ["old-1", "old-2", "old-3", "new-1", "new-2"]
 

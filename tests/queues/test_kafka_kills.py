@@ -13,13 +13,17 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.queues import consumer_kills
+from tests.queues.consumer_kills import KillResult, kill_everywhere
 from tests.queues.kafka_processes import Workers, kafka_workers
+from tests.queues.kafka_queues import KafkaQueues
 from tests.queues.kafka_topics import Topic, wait_for
 from tests.queues.kafka_worker import POINTS
 from tests.support import postgres_stores
-from tests.support.kafka_servers import kafka
+from tests.support.kafka_servers import kafka, kafka_mock
 from tests.support.servers import processes
 
 from oncekey import Once
@@ -30,6 +34,7 @@ MESSAGES = 1_000 if SOAK else 60
 FAULTS = 60 if SOAK else 5
 SECONDS = 240.0 if SOAK else 55.0
 MEMBERS = 3
+ASYNC_POINTS = consumer_kills.POINTS if SOAK else ("after effect", "before settle")
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +184,27 @@ def test_i1_i4_three_consumers_under_kills_and_pauses_handle_everything(workers:
     workers.check_effects(topic, {str(order) for order in range(MESSAGES)}, repeated=2 * FAULTS)
     for pid in members:
         workers.kill(pid)
+
+
+@functools.cache
+def killed_on_the_mock(folder: Path) -> dict[str, KillResult]:
+    return kill_everywhere(
+        KafkaQueues,
+        {"client": kafka_mock().client},
+        postgres_stores.server().url(postgres_stores.DATABASE),
+        folder,
+        kind="async",
+        points=ASYNC_POINTS,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    migrate(postgres_stores.server().url(postgres_stores.DATABASE))
+    return tmp_path_factory.mktemp("kills")
+
+
+@pytest.mark.parametrize("point", ASYNC_POINTS)
+def test_a_killed_consumer_on_aiokafka_loses_nothing_on_the_mock(folder: Path, point: str) -> None:
+    """The real broker is too old for aiokafka; the mock stays when the consumer is killed."""
+    killed_on_the_mock(folder)[point].check(point)

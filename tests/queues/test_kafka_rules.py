@@ -97,6 +97,18 @@ def test_no_more_of_a_group_is_taken_while_some_of_it_is_out() -> None:
     assert items(partitions.take(9, now=0)) == ["m2"]
 
 
+def test_a_stuck_message_that_has_left_does_not_wake_its_group_once_more() -> None:
+    """Its time comes while the next one of its group is out."""
+    partitions = assigned(stuck_after=3.0)
+    fill(partitions, 0, 1, 2, group="g")
+    (first,) = partitions.take(1, now=0)
+    partitions.hold(first, until=5, now=0)
+    (stuck,) = partitions.take_stuck(now=0)
+    partitions.finish(stuck, now=0)  # the retry topic has it
+    assert items(partitions.take(1, now=1)) == ["m1"]
+    assert partitions.take(9, now=5) == []
+
+
 def test_a_held_message_keeps_its_place_and_other_groups_go_on() -> None:
     partitions = assigned()
     fill(partitions, 0, 1, 2, group="g")
@@ -149,6 +161,19 @@ def test_a_partition_that_is_set_back_begins_anew() -> None:
     assert new.item == "new"
     partitions.finish(new, now=0)
     assert partitions.commits() == {P0: 1}
+
+
+def test_a_partition_that_was_paused_is_resumed_when_it_is_assigned_again() -> None:
+    """The client remembers the pause, and would never fetch it again."""
+    partitions = assigned()
+    assert partitions.pause_changes().resume == [P0, P1]
+    partitions.all_paused = True
+    assert partitions.pause_changes().pause == [P0, P1]
+    partitions.end([P0])
+    partitions.assign([P0])
+    partitions.all_paused = False
+    assert partitions.pause_changes().resume == [P1, P0]
+    assert partitions.pause_changes().resume == []
 
 
 def test_a_full_partition_is_paused_until_half_of_its_room_is_free() -> None:

@@ -21,11 +21,14 @@ Item = TypeVar("Item")
 
 @dataclass(slots=True)
 class _Assignment:
-    """One partition from its assignment to its end. A later assignment is another one."""
+    """One partition from its assignment to its end. A later assignment is another one.
+
+    Whether it is paused is not known at first: librdkafka remembers a pause of the last assignment.
+    """
 
     number: int
     offsets: PartitionOffsets = field(default_factory=PartitionOffsets)
-    paused: bool = False
+    paused: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,10 @@ class ConfluentTopics:
                 found = self._admin.list_topics(topic, timeout=self._timeout).topics[topic]
             except KafkaException as error:
                 raise unavailable(error) from error
-            if found.error is None:
+            if found.error is None and found.partitions:
                 return True
-            if found.error.code() not in _NEW_TOPIC or time.monotonic() > until:
+            is_missing = found.error is not None and found.error.code() not in _NEW_TOPIC
+            if is_missing or time.monotonic() > until:
                 return False
             time.sleep(_PAUSE_S)  # the broker has just created it, and elects a leader
 
