@@ -94,10 +94,13 @@ class SqsServer(LoopbackServer):
         return dict(answer["Attributes"])
 
     def is_empty(self, url: str) -> bool:
-        """True if the queue holds no message, neither visible nor hidden nor delayed."""
-        found = self.attributes(url)
+        """True if the queue holds no message, neither visible nor hidden nor delayed. Asked twice:
+        a message that becomes visible in the middle of a count is in none of its parts."""
         kinds = ("", "NotVisible", "Delayed")
-        return not any(int(found[f"ApproximateNumberOfMessages{kind}"]) for kind in kinds)
+        counts = [self.attributes(url) for _ in range(2)]
+        return not any(
+            int(found[f"ApproximateNumberOfMessages{kind}"]) for found in counts for kind in kinds
+        )
 
     @functools.cached_property
     def _client(self) -> Any:
