@@ -46,6 +46,7 @@ app.conf.task_queues = [
     Queue("celery"),
     Queue("forks"),
     Queue("doomed"),
+    Queue("quorum", queue_arguments={"x-queue-type": "quorum"}),
     Queue(
         "buried",
         queue_arguments={
@@ -54,6 +55,8 @@ app.conf.task_queues = [
         },
     ),
 ]
+if broker.startswith("amqp"):
+    app.conf.broker_transport_options = {"confirm_publish": True}
 if broker.startswith("redis"):
     app.conf.broker_transport_options = {
         "visibility_timeout": VISIBILITY_S,
@@ -79,6 +82,11 @@ def effect(name: str, waits: bool = True) -> int:
         gate = f"gate:{name}"  # what it moves stays, also if this process dies meanwhile
         assert notes.blmove(gate, gate, GATE_S), f"nobody opened {gate}"
     return runs
+
+
+@app.task
+def unguarded(name: str) -> None:
+    effect(name)
 
 
 @idempotent_task(once, key=lambda name: name)

@@ -88,6 +88,14 @@ def test_task_longer_than_the_visibility_timeout_runs_once(
     wait_until(lambda: nothing_is_left(tasks), "the broker is empty", WAIT_S)
 
 
+def test_unguarded_task_runs_several_times(tasks: Any, workers: list[Process], name: str) -> None:
+    """What the other tests are about: without a guard, this set-up runs a task again and again."""
+    tasks.unguarded.delay(name)
+    wait_until(lambda: len(effects(tasks, name)) >= 2, "the task runs again", WAIT_S)
+    open_gate(tasks, name)
+    wait_until(lambda: nothing_is_left(tasks), "the broker is empty", WAIT_S)
+
+
 def test_chord_of_ten_counts_every_part_once(tasks: Any, workers: list[Process], name: str) -> None:
     names = [f"{name}-{part}" for part in range(10)]
     header = [tasks.ship_again.s(each) for each in names]

@@ -24,10 +24,13 @@ from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.redis_stores import valkey
 from tests.support.servers import Proxy
 from tests.support.servers.processes import Process, wait_until
+from tests.support.servers.rabbitmq_server import RabbitServer
+from tests.support.servers.requirements import require
 
 from oncekey import AsyncOnce, OncekeyError
 from oncekey.queues.faststream import IdempotencyMiddleware
 
+SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 WAIT_S = 30.0
 NOTES_DATABASE, RESULT_DATABASE = 12, 13  # of the shared Valkey
 
@@ -121,6 +124,29 @@ def test_failed_celery_task_goes_to_the_dead_letter_exchange(
         graveyard.get(timeout=WAIT_S).ack()
         graveyard.close()
     assert len(effects(tasks, name)) == 2
+
+
+@pytest.mark.skipif(not SOAK, reason="starts a node of its own; run by make soak")
+def test_celery_task_in_a_quorum_queue_whose_node_was_killed_runs_once(
+    environment: dict[str, str], name: str
+) -> None:
+    with require(RabbitServer) as node:
+        own = {**environment, "ONCEKEY_TEST_BROKER": node.url}
+        with loaded(own, "tests.queues.celery_app") as tasks:
+            worker = start_worker(own, name="quorum", queues="quorum")
+            try:
+                result = tasks.ship.apply_async((name,), queue="quorum")
+                wait_until(lambda: bool(effects(tasks, name)), "the task runs", WAIT_S)
+                node.wait_until_known("quorum")
+                node.kill()
+                node.start()
+                wait_until(lambda: deliveries(tasks, result) >= 2, "it came again", 2 * WAIT_S)
+                assert not result.ready()
+                open_gate(tasks, name)
+                assert result.get(timeout=WAIT_S) == {"shipped": name}
+                assert len(effects(tasks, name)) == 1
+            finally:
+                worker.kill()
 
 
 def test_killed_dramatiq_workers_lose_no_message(environment: dict[str, str]) -> None:
