@@ -13,7 +13,7 @@ import pytest
 from tests.support.hammer import HammerPlan, HammerReport, run_hammer
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
-RUNS_MAX = 5
+RUNS_MAX = 10
 
 
 def run_until_enough(
