@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from typing import Any
 
 import pytest
@@ -179,6 +180,18 @@ def test_an_idle_receive_asks_once_and_takes_nothing_more() -> None:
     assert stop.value.value == ()
     with pytest.raises(StopIteration):
         next(own.receive(0, 0.0, LEASE_S))
+
+
+def test_a_consumer_that_was_made_before_a_fork_gets_a_name_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = program()
+    name = own.consumer
+    next(own.facts())
+    assert own.consumer == name
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    next(own.facts())
+    assert own.consumer != name
 
 
 # --- servers ------------------------------------------------------------------------------------

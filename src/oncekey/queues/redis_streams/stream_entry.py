@@ -39,13 +39,8 @@ def message_of(
     """The message of an entry as take.lua returns it: id, deliveries, and a flat list of fields."""
     id_bytes, deliveries, flat = reply
     fields: Fields = tuple(zip(flat[::2], flat[1::2], strict=True))
-    texts = _texts(fields)
-    if body_field is None:
-        own = {name: value for name, value in texts.items() if name.lower() not in _OURS}
-        body = json.dumps(own, ensure_ascii=False, sort_keys=True).encode()
-    else:
-        body = dict(fields).get(body_field.encode(), b"")
-    headers = {name.lower(): value for name, value in texts.items() if name != body_field}
+    body, others = _body_and_others(fields, body_field)
+    headers = {name.lower(): value for name, value in others.items()}
     id: str = id_bytes.decode()
     return Message(
         body,
@@ -90,15 +85,23 @@ def _first_id(message: Message, identity: str | None) -> str:
     return id if "/" in id else f"{identity or ''}/{id}"
 
 
-def _texts(fields: Fields) -> dict[str, str]:
-    """The fields that are text; others are left to `raw`."""
-    texts = {}
+def _body_and_others(fields: Fields, body_field: str | None) -> tuple[bytes, dict[str, str]]:
+    """The body, and the other fields that are text; what is not is left to `raw`."""
+    wanted = body_field.encode() if body_field is not None else None
+    body = b""
+    others = {}
     for name, value in fields:
+        if name == wanted:
+            body = value
+            continue
         try:
-            texts[name.decode()] = value.decode()
+            others[name.decode()] = value.decode()
         except UnicodeDecodeError:
             continue
-    return texts
+    if body_field is None:
+        own = {name: value for name, value in others.items() if name.lower() not in _OURS}
+        body = json.dumps(own, ensure_ascii=False, sort_keys=True).encode()
+    return body, others
 
 
 def _without(fields: Fields, names: Iterable[str]) -> Fields:

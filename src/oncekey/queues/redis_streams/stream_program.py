@@ -88,9 +88,9 @@ class StreamProgram:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())
-        self.consumer = f"{CONSUMER_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.consumer = _consumer_name()
         self.identity: str | None = None
+        self._process = os.getpid()
         self._needs_identity = needs_identity
         self._now = now
         self._is_left_over = False  # a blocking read may have left an entry to this consumer
@@ -102,6 +102,9 @@ class StreamProgram:
 
     def facts(self) -> Flow:
         own = self.settings
+        if self._process != os.getpid():
+            self._process = os.getpid()  # it was made before a fork
+            self.consumer = _consumer_name()
         wanted = MARKER_PREFIX + secrets.token_hex(8) if self._needs_identity else ""
         arguments = (own.group, own.start_id, MARKER_PREFIX, wanted)
         is_found, marker, groups = yield RunScript("open", (own.stream,), arguments)
@@ -199,18 +202,22 @@ class StreamProgram:
 
     def settle(self, settled: Sequence[Settled]) -> Flow:
         own = self.settings
+        removed = [message.raw.id for message, ending in settled if ending.kind is Kind.REMOVE]
         arguments: list[str | bytes | int] = [
             own.group,
             self.consumer,
             int(own.acked == DELETE),
             POSTPONED,
+            len(removed),
+            *removed,
         ]
         for message, disposition in settled:
+            if disposition.kind is Kind.REMOVE:
+                continue
             action = _ACTIONS[disposition.kind]
-            words: Sequence[bytes] = ()
             if action == "later":
                 words = again_fields(message, self.identity)
-            elif action != "remove":
+            else:
                 words = moved_fields(message, disposition, self.identity)
             entry = message.raw
             arguments += (action, entry.id, entry.deliveries, _ms(disposition.seconds), len(words))
@@ -277,12 +284,17 @@ def server_warnings(info: dict[str, Any]) -> list[str]:
     return warnings
 
 
+def _consumer_name() -> str:
+    """A name in the group that no other process has."""
+    host = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())
+    return f"{CONSUMER_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def _ms(seconds: float) -> int:
     return max(0, round(seconds * 1000))
 
 
 _ACTIONS: Final = {
-    Kind.REMOVE: "remove",
     Kind.HIDE: "later",
     Kind.RETRY: "later",
     Kind.GIVE_BACK: "later",

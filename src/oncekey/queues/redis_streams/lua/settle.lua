@@ -1,9 +1,9 @@
 -- Does what was decided about entries. What is taken out is taken out last, so that an error in the
 -- middle loses nothing.
 -- KEYS: stream, due times, dead letters, parked. ARGV: group, consumer, '1' to delete what is done,
--- the name under which entries wait; then for each entry what to do, its id, its deliveries,
--- milliseconds, how many words its fields have, and these words. What to do is 'remove', 'later'
--- (after those milliseconds), 'dead' or 'park'.
+-- the name under which entries wait; how many entries are to be removed, and their ids; then for each
+-- other entry what to do, its id, its deliveries, milliseconds, how many words its fields have, and
+-- these words. What to do is 'later' (after those milliseconds), 'dead' or 'park'.
 -- Returns the ids of those that had to be added again, because they had been trimmed.
 local group, consumer, deletes, waiting = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
 local now = now_ms()
@@ -26,15 +26,16 @@ local function postpone(id, milliseconds, fields)
   end
 end
 
-local i = 5
+-- The outcome of these is stored, so whoever has them now would only find that out.
+local removed = tonumber(ARGV[5])
+for n = 1, removed do done[n] = ARGV[5 + n] end
+
+local i = 6 + removed
 while i <= #ARGV do
   local action, id, words = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4])
-  local fields = {}
-  for n = 1, words do fields[n] = ARGV[i + 4 + n] end
-  if action == 'remove' then
-    -- Its outcome is stored, so whoever has it now would only find that out.
-    done[#done + 1] = id
-  elseif is_ours(id, tonumber(ARGV[i + 2])) then
+  if is_ours(id, tonumber(ARGV[i + 2])) then
+    local fields = {}
+    for n = 1, words do fields[n] = ARGV[i + 4 + n] end
     if action == 'later' then
       postpone(id, tonumber(ARGV[i + 3]), fields)
     else

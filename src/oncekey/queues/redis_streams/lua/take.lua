@@ -7,11 +7,12 @@ local group, consumer, most, marker = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[
 check_identity(marker)
 local now = now_ms()
 local held_until = now + tonumber(ARGV[4])
-local taken, gone = {}, {}
+local taken, gone, times = {}, {}, {}
 
 local function take(id, deliveries, fields)
-  redis.call('ZADD', KEYS[2], held_until, id)
   taken[#taken + 1] = {id, deliveries, fields}
+  times[#times + 1] = held_until
+  times[#times + 1] = id
 end
 
 -- A pending entry that was trimmed can never be handled. It is noted where operators look.
@@ -63,6 +64,7 @@ if #taken < most then
   end
 end
 
+if #times > 0 then redis.call('ZADD', KEYS[2], unpack(times)) end
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 local wait = -1
 if first[2] then wait = math.max(0, tonumber(first[2]) - now) end
