@@ -7,11 +7,15 @@ import logging
 from collections import Counter
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 from tests.support.log_records import written_log
 
 from oncekey import AsyncOnce, Event, EventKind, Once, Terminal
 from oncekey.metrics.prometheus import PrometheusMetrics
+from oncekey.metrics.spans import OpenTelemetrySpans
 from oncekey.metrics.structured_logs import LOGGER, StructuredLogs
 from oncekey.queues import AsyncConsumer, AsyncMemoryBroker, Consumer, MemoryBroker, Message
 from oncekey.stores.memory import MemoryStore
@@ -95,6 +99,23 @@ def test_prometheus_counts_them_by_consumer_and_queue() -> None:
     for outcome in ("miss", "dead_letter"):
         total = registry.get_sample_value("oncekey_outcomes_total", {**labels, "outcome": outcome})
         assert total == 2.0
+
+
+def test_spans_of_a_message_name_its_queue_and_a_dead_letter_is_no_span_of_its_own() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with Once("memory://") as once:
+        spans = OpenTelemetrySpans(once, tracer=provider.get_tracer("test"))
+        handled(once, '{"id": "o1"}')
+        spans.stop()
+    found = exporter.get_finished_spans()
+    names = sorted(span.name for span in found)
+    assert names == ["oncekey.body", "oncekey.claim", "oncekey.finish", "oncekey.key"]
+    for span in found:
+        assert span.attributes is not None
+        assert span.attributes["oncekey.surface"] == "queue"
+        assert span.attributes["oncekey.route"] == "orders"
 
 
 def test_the_log_has_one_line_with_the_reason_and_never_the_key_or_the_body() -> None:

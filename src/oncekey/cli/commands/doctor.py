@@ -57,8 +57,9 @@ def doctor(
 
     Checks the store behind the URL: its settings, standbys, pooler or file system, its tables and
     indexes, vacuum and sweeper, and what its newest records tell of lease and keep. With --app
-    also the app's guards, callers and options, or of a consumer of a queue whether it may begin,
-    with --proxy-config what a proxy in front of it does to a POST. Each finding says what was found, why it matters and how to mend it.
+    also the app's guards, callers and options, or whether a consumer of a queue may begin, with
+    --proxy-config what a proxy in front of it does to a POST. Each finding says what was found, why
+    it matters and how to mend it.
 
     It reads only, within seconds, and no large table as a whole. The store is neither created nor
     migrated; importing the app runs its module. Nothing that was not checked is reported as good.

@@ -33,6 +33,7 @@ from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
 _FULL_WAIT_S: Final = 0.5  # while no more messages may be taken, the broker is met this often
+_STOP_LOOK_S: Final = 0.1  # while it sleeps, a stop is looked for this often
 _log = logging.getLogger("oncekey")
 
 
@@ -146,7 +147,7 @@ class Consumer(ConsumerBase):
                 messages = self._broker.receive(free, wait, plan.lease_s)
             except BrokerUnavailable as error:
                 _log.warning("consumer %s: %s; trying again in %.1f s", self.name, error, pause)
-                self._stopping.wait(pause)
+                self._stopped_within(pause)
                 pause = next_pause(pause)
                 continue
             pause = PAUSE_FIRST_S
@@ -184,7 +185,7 @@ class Consumer(ConsumerBase):
                     self._room.wait(_FULL_WAIT_S)
             return
         pause = PAUSE_FIRST_S
-        while not self._stopping.wait(pause):
+        while not self._stopped_within(pause):
             if handler.check_store():
                 _log.warning("consumer %s: the store answers again", self.name)
                 with self._lock:
@@ -194,6 +195,14 @@ class Consumer(ConsumerBase):
             with suppress(BrokerUnavailable):
                 self._broker.receive(0, 0.0, 0.0)
             pause = next_pause(pause)
+
+    def _stopped_within(self, seconds: float) -> bool:
+        """Sleep; True if the consumer stops. A signal handler may call `stop` in this very thread,
+        in the middle of anything, so no lock that `stop` takes may be held here."""
+        until = time.monotonic() + seconds
+        while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _STOP_LOOK_S))
+        return self._stopping.is_set()
 
     # --- working ------------------------------------------------------------------------------
 

@@ -1,0 +1,60 @@
+"""`stop` may be called by a signal handler, which interrupts the thread that receives anywhere."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+from oncekey import Once
+from oncekey.queues import BrokerUnavailable, Consumer, MemoryBroker, Message
+
+
+class InterruptingBroker(MemoryBroker):
+    """Is away the first time; in the second call a signal comes."""
+
+    calls = 0
+
+    def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        self.calls += 1
+        if self.calls == 1:
+            raise BrokerUnavailable("away")
+        signal.raise_signal(signal.SIGUSR1)
+        return super().receive(most, wait, lease)
+
+
+def test_a_signal_handler_stops_the_consumer_of_its_own_thread() -> None:
+    """Its locks are not those that the receiving thread holds while it waits."""
+    with Once("memory://") as once:
+        broker = InterruptingBroker("orders")
+        consumer = Consumer(once, broker, lambda message: None, name="ship", key="json:$.id")
+
+        def refuse(timeout: float | None = None) -> bool:
+            raise AssertionError("a signal in here would wait for itself for ever")
+
+        consumer._stopping.wait = refuse  # type: ignore[method-assign]
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            consumer.stop()
+
+        before = signal.signal(signal.SIGUSR1, stop)
+        try:
+            consumer.run()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert broker.calls == 2
+
+
+def test_a_signal_in_a_waiting_receive_ends_it() -> None:
+    """`interrupt` takes the queue's own lock, which the interrupted thread may hold."""
+    queue = MemoryBroker("orders")
+    ended: list[Sequence[Message]] = []
+    with queue._changed:  # as if the signal came inside of `receive`
+        queue.interrupt()
+    thread = threading.Thread(target=lambda: ended.append(queue.receive(1, 60.0, 30.0)))
+    thread.start()
+    while not ended:
+        queue.interrupt()
+    thread.join()
+    assert list(ended[0]) == []
