@@ -113,6 +113,17 @@ def test_a_batch_is_claimed_in_few_calls_of_the_store(kind: str) -> None:
     assert len(calls) == 1, [len(call) for call in calls]
 
 
+def test_copies_of_one_message_that_are_taken_together_are_removed_together(kind: str) -> None:
+    """None of them is hidden for a whole lease while its twin is done in a moment."""
+    queue, handler = MemoryBroker(), Handled()
+    for _ in range(20):
+        send(queue, 1)
+    with running(kind, queue) as made:
+        made.start(handler, retry_safe=True, lease="1h")
+        wait_until(lambda: not len(queue), "the queue is empty")
+    assert handler.ids == [1]
+
+
 def test_a_message_that_fails_takes_no_other_with_it(kind: str) -> None:
     queue, handler = MemoryBroker(), Handled()
     handler.errors[7] = Terminal("never")

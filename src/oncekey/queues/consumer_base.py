@@ -36,6 +36,9 @@ from oncekey.queues.work_in_hand import Entry, WorkInHand
 PAUSE_FIRST_S: Final = 0.2  # before a store or a broker that was down is tried again
 PAUSE_MAX_S: Final = 10.0
 EXTENSIONS_PER_LEASE: Final = 3
+# How long a message waits for another one of the same key that this consumer handles. After that
+# it is hidden, like one that is in flight elsewhere.
+TWIN_WAIT_S: Final = 1.0
 _log = logging.getLogger("oncekey")
 
 OnSettled = Callable[[Message, Disposition], object]

@@ -173,6 +173,8 @@ def _keep_option(
     if facts.retention is None:
         return {}
     if math.isinf(facts.retention):
+        if given is not None:
+            return {}  # whoever says how long has thought about it
         _log.warning(
             "%s: the broker keeps messages for ever, a key is remembered for %s after its end; a "
             "message that comes back later is handled again. Set keep= to the longest time after "

@@ -64,7 +64,7 @@ class HandlerCall:
         (`mark_of`), and those are counted. In a transaction a failed try leaves nothing behind, so
         there the broker's own count is taken.
         """
-        entry.attempt = attempt
+        entry.attempt, entry.key = attempt, attempt.key
         if self._in_transaction:
             tries = max(1, entry.message.receive_count)
         elif attempt.number <= tries_before + 1:

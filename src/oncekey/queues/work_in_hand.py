@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from oncekey.queues.disposition import FOLLOWS, Disposition
 from oncekey.queues.queue_message import Message
@@ -17,15 +18,26 @@ from oncekey.queues.queue_message import Message
 class Entry:
     """A message in hand. `attempt` is the attempt that runs its handler, once there is one, and
     `is_begun` is true from the moment its work begins. `claimed` is the work on it if its key was
-    claimed with others before."""
+    claimed with others before. `ended` is an event that is set when it is done, if a twin waits."""
 
-    __slots__ = ("attempt", "claimed", "is_begun", "message", "taken_at", "was_told")
+    __slots__ = (
+        "attempt",
+        "claimed",
+        "ended",
+        "is_begun",
+        "key",
+        "message",
+        "taken_at",
+        "was_told",
+    )
 
     def __init__(self, message: Message, taken_at: float) -> None:
         self.message = message
         self.taken_at = taken_at
         self.attempt: object = None
         self.claimed: object = None
+        self.ended: Any = None
+        self.key = ""
         self.is_begun = False
         self.was_told = False  # that it is held nearly as long as the broker allows
 
@@ -79,6 +91,13 @@ class WorkInHand:
             return settled, [group[0]]
         del self._groups[name]
         return settled, []
+
+    def twin_of(self, entry: Entry) -> Entry | None:
+        """Another message in hand whose handler runs under the same key."""
+        for other in self._entries:
+            if other is not entry and other.key == entry.key and other.attempt is not None:
+                return other
+        return None
 
     def waiting(self) -> list[Entry]:
         """Those whose work has not begun, in order."""

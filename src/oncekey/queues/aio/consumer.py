@@ -20,13 +20,14 @@ from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, BrokerUnavailable
 from oncekey.queues.consumer_base import (
     EXTENSIONS_PER_LEASE,
     PAUSE_FIRST_S,
+    TWIN_WAIT_S,
     ConsumerBase,
     began,
     is_store_down,
     next_pause,
 )
 from oncekey.queues.consumer_settings import ConsumerPlan
-from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, by_error
+from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind, by_error
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
@@ -229,6 +230,8 @@ class AsyncConsumer(ConsumerBase):
         while (entry := await self._ready.get()) is not None:
             disposition = await self._handle(entry, handler)
             settled, ready = self._hand.end(entry, disposition)
+            if entry.ended is not None:
+                entry.ended.set()
             self._done += settled
             self._has_done.set()
             self._room.set()
@@ -236,6 +239,7 @@ class AsyncConsumer(ConsumerBase):
                 self._ready.put_nowait(follower)
 
     async def _handle(self, entry: Entry, handler: AsyncMessageHandler) -> Disposition:
+        has_waited = False
         # A key that was claimed already is handled also while the consumer stops: its handler is
         # not called then, and the key is free again.
         while entry.claimed is not None or not self._stopping.is_set():
@@ -245,10 +249,25 @@ class AsyncConsumer(ConsumerBase):
                 _log.exception("consumer %s: a handler was interrupted", self.name)
                 disposition = by_error(error) or STOPPED
             entry.attempt = None
-            if not is_store_down(disposition):
+            if disposition.kind is Kind.HIDE and not has_waited:
+                await self._wait_for_twin(entry)
+                has_waited = True
+            elif is_store_down(disposition):
+                await self._wait_for_store(disposition)
+            else:
                 return disposition
-            await self._wait_for_store(disposition)
         return STOPPED
+
+    async def _wait_for_twin(self, entry: Entry) -> None:
+        """Wait for the message of the same key that another worker handles, if there is one: hidden
+        for the rest of a lease, this one would come back long after the other is done."""
+        twin = self._hand.twin_of(entry)
+        if twin is None:
+            return
+        if twin.ended is None:
+            twin.ended = asyncio.Event()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(twin.ended.wait(), TWIN_WAIT_S)
 
     async def _wait_for_store(self, disposition: Disposition) -> None:
         """Keep the message in hand until the store answers: given back, it would be delivered at

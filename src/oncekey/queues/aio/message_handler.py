@@ -128,6 +128,7 @@ class AsyncMessageHandler:
 
     async def _run_handler(self, effect: RunHandler, entry: Entry) -> None:
         plan = self.plan
+        entry.key = effect.key
         run = self._run or self._once.run
         await run(
             plan.settings.name,

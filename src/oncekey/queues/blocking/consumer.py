@@ -22,13 +22,14 @@ from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, BrokerUnavailable, Set
 from oncekey.queues.consumer_base import (
     EXTENSIONS_PER_LEASE,
     PAUSE_FIRST_S,
+    TWIN_WAIT_S,
     ConsumerBase,
     began,
     is_store_down,
     next_pause,
 )
 from oncekey.queues.consumer_settings import ConsumerPlan
-from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, by_error
+from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind, by_error
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
@@ -218,11 +219,14 @@ class Consumer(ConsumerBase):
             with self._lock:
                 settled, ready = self._hand.end(entry, disposition)
                 self._room.notify()
+            if entry.ended is not None:
+                entry.ended.set()
             self._done.put(settled)
             for follower in ready:
                 self._ready.put(follower)
 
     def _handle(self, entry: Entry, handler: MessageHandler) -> Disposition:
+        has_waited = False
         # A key that was claimed already is handled also while the consumer stops: its handler is
         # not called then, and the key is free again.
         while entry.claimed is not None or not self._stopping.is_set():
@@ -232,10 +236,25 @@ class Consumer(ConsumerBase):
                 _log.exception("consumer %s: a handler was interrupted", self.name)
                 disposition = by_error(error) or STOPPED
             entry.attempt = None
-            if not is_store_down(disposition):
+            if disposition.kind is Kind.HIDE and not has_waited:
+                self._wait_for_twin(entry)
+                has_waited = True
+            elif is_store_down(disposition):
+                self._wait_for_store(disposition)
+            else:
                 return disposition
-            self._wait_for_store(disposition)
         return STOPPED
+
+    def _wait_for_twin(self, entry: Entry) -> None:
+        """Wait for the message of the same key that another worker handles, if there is one: hidden
+        for the rest of a lease, this one would come back long after the other is done."""
+        with self._lock:
+            twin = self._hand.twin_of(entry)
+            if twin is None:
+                return
+            if twin.ended is None:
+                twin.ended = threading.Event()
+        twin.ended.wait(TWIN_WAIT_S)
 
     def _wait_for_store(self, disposition: Disposition) -> None:
         """Keep the message in hand until the store answers: given back, it would be delivered at

@@ -129,6 +129,7 @@ class MessageHandler:
 
     def _run_handler(self, effect: RunHandler, entry: Entry) -> None:
         plan = self.plan
+        entry.key = effect.key
         run = self._run or self._once.run
         run(
             plan.settings.name,
