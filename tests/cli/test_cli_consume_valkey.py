@@ -1,5 +1,5 @@
-"""`oncekey consume` and `oncekey redrive` on a real broker, Redis Streams on Valkey: a consumer that
-is killed in its handler, a dead letter, and its way back."""
+"""`oncekey consume` and `oncekey redrive` on a real broker, Redis Streams on Valkey: a consumer
+that is killed in its handler, a dead letter, and its way back."""
 
 from __future__ import annotations
 
