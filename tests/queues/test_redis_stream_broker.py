@@ -175,6 +175,17 @@ def test_the_delivery_of_a_paused_consumer_settles_and_extends_nothing(stream: S
     assert stream.pending() == {}
 
 
+def test_an_entry_that_somebody_else_acknowledged_is_forgotten(stream: Stream) -> None:
+    """An operator's XACK, for example; nothing is left behind (I11)."""
+    broker = stream.broker()
+    (id,) = stream.add("book")
+    take(broker)
+    stream.client.xack(stream.name, GROUP, id)
+    stream.clocked.pass_time(LEASE_S + 2)
+    assert take(broker) == []
+    assert stream.due() == {}
+
+
 def test_a_delivery_is_settled_once(stream: Stream) -> None:
     broker = stream.broker()
     stream.add("book")
