@@ -132,7 +132,7 @@ def run_killed_at(url: str, directory: Path, key: str, at: int) -> None:
 
 def at_points(url: str, directory: Path) -> list[str]:
     """Kill a child at every point; the keys of the killed ones."""
-    keys = []
+    keys: list[str] = []
     for number in range(POINTS_MAX):
         key = f"order-{number:03}"
         pid = os.fork()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.stores.sqlite.sqlite_store import AsyncSQLiteStore, SQLiteStore
 from oncekey.testing import FakeClock
 
-KINDS = ("sqlite", "sqlite-async", "postgres", "postgres-async")
+# The flow of a publisher is the same for all of them, and each half of these is the other's pair.
+ALL_KINDS = ("sqlite", "sqlite-async", "postgres", "postgres-async")
+KINDS = ALL_KINDS if os.environ.get("ONCEKEY_SOAK") else ("sqlite-async", "postgres")
 DATABASE = "outbox"
 SECOND = 1_000_000
 
@@ -178,6 +181,10 @@ class TestPublisher:
         self.publisher.stop()
 
 
+def refused() -> ValueError:
+    return ValueError("the broker says no")
+
+
 class Sent:
     """A function that remembers what it was given, and refuses what it is told to."""
 
@@ -198,3 +205,24 @@ class Sent:
     @property
     def texts(self) -> list[str]:
         return [message.text for message in self.messages]
+
+
+class BatchSender:
+    """A sender of up to ten messages at a time, which remembers its batches."""
+
+    batch_max = 10
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.errors: dict[str, Exception] = {}
+
+    def send(self, messages: Sequence[OutgoingMessage]) -> list[Exception | None]:
+        self.batches.append([message.text for message in messages])
+        return [self.errors.get(message.text) for message in messages]
+
+
+class AsyncBatchSender(BatchSender):
+    async def send(  # type: ignore[override]
+        self, messages: Sequence[OutgoingMessage]
+    ) -> list[Exception | None]:
+        return super().send(messages)

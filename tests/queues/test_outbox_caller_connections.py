@@ -222,7 +222,7 @@ def shop(tmp_path: Path) -> Any:
 
 def test_an_operation_that_runs_again_adds_the_same_message(shop: Shop) -> None:
     """Its first attempt committed the message and died before its outcome was stored."""
-    runs = []
+    runs: list[str] = []
 
     def body(attempt: Any) -> None:
         runs.append(shop.add(f"run {len(runs)}"))

@@ -1,4 +1,4 @@
-"""Publishers of an outbox: what they send, in which order, how often, and what they leave behind.
+"""Publishers of an outbox: what they send, how often, and what they leave behind.
 
 On SQLite and PostgreSQL, sync and async. The clocks stand still until a test moves them.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.queues.outbox_case import KINDS, SECOND, OutboxCase, Sent
+from tests.queues.outbox_case import KINDS, SECOND, BatchSender, OutboxCase, Sent, refused
 
 from oncekey import ConfigurationError, StoreUnavailable
 from oncekey.queues.broker import BrokerUnavailable
@@ -24,10 +24,6 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutboxCase]
     made = OutboxCase(request.param, tmp_path)
     yield made
     made.close()
-
-
-def refused() -> ValueError:
-    return ValueError("the broker says no")
 
 
 # --- sending --------------------------------------------------------------------------------------
@@ -62,109 +58,6 @@ def test_a_batch_is_bounded_and_all_of_them_are_sent(case: OutboxCase) -> None:
     sent = Sent()
     assert case.publisher(sent, batch=3).publish_due() == 7
     assert sorted(sent.texts) == list("0123456")
-
-
-# --- order ----------------------------------------------------------------------------------------
-
-
-def test_a_group_is_sent_in_order_over_several_batches(case: OutboxCase) -> None:
-    for number in range(7):
-        case.add(str(number), order_group="g")
-        case.clock.advance(1)
-    sent = Sent()
-    assert case.publisher(sent, batch=2).publish_due() == 7
-    assert sent.texts == list("0123456")
-
-
-def test_a_failed_message_holds_back_its_group_and_nothing_else(case: OutboxCase) -> None:
-    for text in ("a1", "b1", "a2", "b2", "free"):
-        group = None if text == "free" else text[0]
-        case.add(text, order_group=group)
-    sent = Sent()
-    sent.errors["a1"] = refused()
-    publisher = case.publisher(sent, backoff="10s")
-    publisher.publish_due()
-    assert sorted(sent.texts) == ["b1", "b2", "free"]
-    assert [text for text in sent.texts if text != "free"] == ["b1", "b2"]
-    sent.errors.clear()
-    assert publisher.publish_due() == 0  # its backoff is not over
-    case.clock.advance(10 * SECOND)
-    assert publisher.publish_due() == 2
-    assert sent.texts[-2:] == ["a1", "a2"]
-
-
-def test_the_same_group_name_in_another_queue_is_another_group(case: OutboxCase) -> None:
-    case.add("mail", queue="mail", order_group="g")
-    case.add("order", order_group="g")
-    sent = Sent()
-    sent.errors["mail"] = refused()
-    case.publisher(sent).publish_due()
-    assert sent.texts == ["order"]
-
-
-def test_a_message_behind_a_leased_one_of_its_group_is_not_taken(case: OutboxCase) -> None:
-    case.add("1", order_group="g")
-    other = case.do(case.once._store.outbox(Take(bytes(16), 30 * SECOND, 1)))
-    assert len(other) == 1  # a publisher has it, and is slow
-    case.add("2", order_group="g")
-    sent = Sent()
-    publisher = case.publisher(sent)
-    assert publisher.publish_due() == 0
-    # The slow one is done, and what waited behind it is due at once.
-    case.do(case.once._store.outbox(Settle(bytes(16), [other[0].seq], [], [], 0, 100)))
-    assert publisher.publish_due() == 1
-    assert sent.texts == ["2"]
-
-
-def test_many_messages_behind_a_failing_one_do_not_delay_other_groups(case: OutboxCase) -> None:
-    sent = Sent()
-    sent.errors["head"] = refused()
-    publisher = case.publisher(sent, batch=5, backoff="60s")
-    case.add("head", order_group="g")
-    publisher.publish_due()
-    for number in range(20):
-        case.add(f"behind {number}", order_group="g")
-    case.clock.advance(1)
-    case.add("other", order_group="h")
-    # Four batches of them are put off before the other group is reached, in the same take.
-    assert publisher.publish_due() == 1
-    assert sent.texts == ["other"]
-    sent.errors.clear()
-    case.clock.advance(60 * SECOND)
-    assert publisher.publish_due() == 21
-    assert sent.texts[1:] == ["head", *(f"behind {number}" for number in range(20))]
-
-
-class BatchSender:
-    """A sender of up to ten messages at a time, which remembers its batches."""
-
-    batch_max = 10
-
-    def __init__(self) -> None:
-        self.batches: list[list[str]] = []
-        self.errors: dict[str, Exception] = {}
-
-    def send(self, messages: Sequence[OutgoingMessage]) -> list[Exception | None]:
-        self.batches.append([message.text for message in messages])
-        return [self.errors.get(message.text) for message in messages]
-
-
-class AsyncBatchSender(BatchSender):
-    async def send(  # type: ignore[override]
-        self, messages: Sequence[OutgoingMessage]
-    ) -> list[Exception | None]:
-        return super().send(messages)
-
-
-def test_a_sender_of_batches_gets_one_message_of_each_group_at_a_time(case: OutboxCase) -> None:
-    for text in ("a1", "b1", "a2", "free", "b2"):
-        case.add(text, order_group=None if text == "free" else text[0])
-        case.clock.advance(1)
-    sender = AsyncBatchSender() if case.is_async else BatchSender()
-    sender.errors["a1"] = refused()
-    case.publisher(sender).publish_due()
-    assert sender.batches == [["a1", "b1", "free"], ["b2"]]
-    assert case.bodies() == ["a1", "a2"]
 
 
 # --- failures -------------------------------------------------------------------------------------

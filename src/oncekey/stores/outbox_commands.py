@@ -24,7 +24,7 @@ RECHECK_MIN_US: Final = 1_000_000
 RECHECK_MAX_US: Final = 300_000_000
 
 # In one take so many times rows are put off that wait behind others, before it returns empty.
-TAKE_ROUNDS: Final = 10
+TAKE_ROUNDS: Final = 50
 
 
 class OutboxRow(NamedTuple):

@@ -21,8 +21,9 @@ from oncekey.stores.inspection import Inspection
     is_flag=True,
     help="Print the SQL of every step instead of running it. PostgreSQL only; needs no server.",
 )
+@click.option("--outbox", is_flag=True, help="Make the table of the outbox too.")
 @json_option
-def migrate(url: str, as_sql: bool, as_json: bool) -> None:
+def migrate(url: str, as_sql: bool, outbox: bool, as_json: bool) -> None:
     """Bring a store's tables up to date, or make a new store.
 
     Applies the migrations this release knows and the store lacks, in one transaction, and says
@@ -30,6 +31,9 @@ def migrate(url: str, as_sql: bool, as_json: bool) -> None:
     when it opens the store; run this first where deploying and migrating are separate steps, or
     the application's role may not create tables (then give its URL migrate=false). A second run
     changes nothing, and several hosts may run it at once.
+
+    The outbox is a table of its own, which only those need who publish messages from their
+    transactions: --outbox makes it, or brings it up to date. Give it with every later run too.
 
     With --sql the script goes to stdout, for a DBA to read and run: the URL's schema and
     retention decide what is in it. It skips the steps that were done before, so it too may be run
@@ -39,25 +43,32 @@ def migrate(url: str, as_sql: bool, as_json: bool) -> None:
     Examples:
       oncekey migrate sqlite:///payments.db
       oncekey migrate "postgresql://owner@db/shop?schema=oncekey"
+      oncekey migrate "postgresql://owner@db/shop" --outbox
       oncekey migrate "postgresql://?schema=oncekey" --sql | psql -v ON_ERROR_STOP=1 shop
     """
     out = Output(as_json=as_json)
     if as_sql:
         script: str = store_function(url, "migration_script")(url)
+        if outbox:
+            script += "\n" + store_function(url, "outbox_script")(url)
         if as_json:
             out.data({"store": redact_url(url), "sql": script})
         else:
             out.text(script)
         return
     run = store_function(url, "migrate")
+    make_outbox = store_function(url, "create_outbox") if outbox else None
     before = inspect(url)
     with out.progress("migrating"):
         run(url)
+        if make_outbox is not None:
+            make_outbox(url)
     after = inspect(url)
     if as_json:
-        out.data(_as_data(url, before, after))
+        out.data({**_as_data(url, before, after), **({"outbox": True} if outbox else {})})
     else:
-        out.rows(_rows(url, before, after))
+        made = {"outbox": "its table is there"} if outbox else {}
+        out.rows({**_rows(url, before, after), **made})
 
 
 def _applied(before: Inspection, after: Inspection) -> list[str]:

@@ -13,9 +13,10 @@ always under the same id, which it carries in the header `oncekey-key`.
 """
 
 from oncekey.queues.outbox.async_publisher import AsyncOutboxPublisher
-from oncekey.queues.outbox.outbox_table import AsyncOutbox, Outbox, OutboxStats
+from oncekey.queues.outbox.outbox_table import AsyncOutbox, Outbox, OutboxStats, ParkedMessage
 from oncekey.queues.outbox.outgoing_message import KEY_HEADER, OutgoingMessage
 from oncekey.queues.outbox.publisher import OutboxPublisher
+from oncekey.queues.outbox.publisher_flow import PublisherSettings
 from oncekey.queues.outbox.senders import AsyncSender, Sender, memory_sender
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "OutboxPublisher",
     "OutboxStats",
     "OutgoingMessage",
+    "ParkedMessage",
+    "PublisherSettings",
     "Sender",
     "memory_sender",
 ]

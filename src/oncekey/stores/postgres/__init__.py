@@ -9,12 +9,13 @@ Sync stores use psycopg and async stores use asyncpg; neither is imported before
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.checkup import Checkup
 from oncekey.stores.inspection import Inspection
-from oncekey.stores.postgres import schema_inspection, table_checks
+from oncekey.stores.postgres import outbox_program, schema_inspection, table_checks
 from oncekey.stores.postgres.options import Options, split_url
 from oncekey.stores.postgres.table_checks import CHECKS
 from oncekey.stores.postgres.transaction_retry import run_transaction, run_transaction_async
@@ -29,12 +30,14 @@ __all__ = [
     "Options",
     "PostgresStore",
     "checkup",
+    "create_outbox",
     "inspect",
     "is_same_store",
     "migrate",
     "migration_script",
     "open_async",
     "open_blocking",
+    "outbox_script",
     "run_transaction",
     "run_transaction_async",
 ]
@@ -59,17 +62,31 @@ def inspect(url: str) -> Inspection:
 
 def migrate(url: str) -> None:
     """Create the tables or bring them up to date, even if the URL says migrate=false."""
-    address, options = schema_inspection.read_url(url)
-    store = _sync_store()(address, **{**_as_dict(options), "migrate": True})
-    try:
+    with closing(_migrating_store(url)) as store:
         store.prepare()
-    finally:
-        store.close()
+
+
+def create_outbox(url: str) -> None:
+    """Create the table of the outbox or bring it up to date; also the store's tables."""
+    with closing(_migrating_store(url)) as store:
+        store.create_outbox()
+
+
+def _migrating_store(url: str) -> PostgresStore:
+    address, options = schema_inspection.read_url(url)
+    return _sync_store()(address, **{**_as_dict(options), "migrate": True})
 
 
 def migration_script(url: str) -> str:
     """The SQL of all migrations of this release, for this URL's schema and retention."""
     return schema_inspection.migration_script(url)
+
+
+def outbox_script(url: str) -> str:
+    """The SQL that makes the table of the outbox, for this URL's schema."""
+    address, options = schema_inspection.read_url(url)
+    schema_inspection.parse_address(address)
+    return outbox_program.creation_script(options.layout)
 
 
 def checkup(url: str) -> Checkup:

@@ -113,6 +113,6 @@ _PROGRAMS: Final[dict[type[OutboxCommand[Any]], _Program]] = {
         lambda rows: OutboxCounts(*map(int, rows[0])),
     ),
     ListParked: (lambda c, now: Statement("outbox_parked", (c.limit,)), _entries),
-    ReleaseParked: (lambda c, now: Statement("outbox_release", (now, c.ids)), _number),
-    DiscardParked: (lambda c, now: Statement("outbox_discard", (now, c.ids)), _number),
+    ReleaseParked: (lambda c, now: Statement("outbox_release", (c.ids,)), _number),
+    DiscardParked: (lambda c, now: Statement("outbox_discard", (c.ids,)), _number),
 }

@@ -25,6 +25,7 @@ __all__ = [
     "AsyncSQLiteStore",
     "SQLiteStore",
     "checkup",
+    "create_outbox",
     "inspect",
     "is_same_store",
     "migrate",
@@ -55,6 +56,15 @@ def inspect(url: str) -> Inspection:
 def migrate(url: str) -> None:
     """Create the file, or bring its tables up to date; opening it does both."""
     open_blocking(url).close()
+
+
+def create_outbox(url: str) -> None:
+    """Create the table of the outbox, unless it is there."""
+    store = open_blocking(url)
+    try:
+        store.create_outbox()
+    finally:
+        store.close()
 
 
 def migration_script(url: str) -> str:

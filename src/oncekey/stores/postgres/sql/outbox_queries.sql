@@ -37,20 +37,18 @@ FROM {schema}.outbox WHERE state = 1 ORDER BY seq LIMIT $1::integer;
 
 -- name: outbox_release
 WITH changed AS (
-    UPDATE {schema}.outbox SET state = 0, refusals = 0, tries = 0, owner = NULL, due_at =
-        coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
-    WHERE state = 1 AND id = ANY ($2::text[]) RETURNING 1
+    UPDATE {schema}.outbox SET state = 0, refusals = 0, tries = 0, owner = NULL, due_at = created_at
+    WHERE state = 1 AND id = ANY ($1::text[]) RETURNING 1
 )
 SELECT count(*) FROM changed;
 
 -- Those that waited behind a discarded message are due now.
 -- name: outbox_discard
 WITH gone AS (
-    DELETE FROM {schema}.outbox WHERE state = 1 AND id = ANY ($2::text[])
+    DELETE FROM {schema}.outbox WHERE state = 1 AND id = ANY ($1::text[])
     RETURNING queue, order_group
 ), woken AS (
-    UPDATE {schema}.outbox o SET due_at =
-        coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+    UPDATE {schema}.outbox o SET due_at = o.created_at
     FROM (SELECT DISTINCT queue, order_group FROM gone WHERE order_group IS NOT NULL) g
     WHERE o.queue = g.queue AND o.order_group = g.order_group AND o.state = 0 AND o.owner IS NULL
 )

@@ -78,8 +78,8 @@ BEGIN
 END
 $add$;
 
--- Takes rows that are due. Takes go one after the other: with two at once, each might have a part of an
--- order group, and the later part might be published first. The lock is taken in a statement of its own,
+-- Takes rows that are due. Takes and settlements go one after the other: with two takes at once, each
+-- might have a part of an order group, and the later part might be published first. The lock is taken in a statement of its own,
 -- so that the next one sees what the previous take has done.
 CREATE OR REPLACE FUNCTION {schema}.outbox_take_1(
     p_now bigint, p_owner uuid, p_lease bigint, p_most integer, p_rounds integer, p_recheck_min bigint,
@@ -140,13 +140,15 @@ DECLARE
     v_groups text[];
     v_published integer;
 BEGIN
+    -- A take that is under way would put off, behind rows that are deleted here, what is made due here.
+    PERFORM pg_advisory_xact_lock(hashtextextended('outbox', {seed}));
     n := coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     UPDATE {schema}.outbox o
     SET owner = NULL, due_at = n + f.delay, error = f.error, refusals = o.refusals + f.counts::integer,
         state = f.park::integer
     FROM unnest(p_failed, p_delays, p_errors, p_counts, p_parks) AS f (seq, delay, error, counts, park)
     WHERE o.seq = f.seq AND o.owner = p_owner AND o.state = 0;
-    UPDATE {schema}.outbox o SET owner = NULL, due_at = n, tries = o.tries - 1
+    UPDATE {schema}.outbox o SET owner = NULL, due_at = o.created_at, tries = o.tries - 1
     WHERE o.seq = ANY (p_unsent) AND o.owner = p_owner AND o.state = 0;
     SELECT array_agg(g.queue), array_agg(g.order_group) INTO v_queues, v_groups
     FROM (
@@ -163,11 +165,12 @@ BEGIN
         WHERE o.seq = ANY (p_published) AND o.owner = p_owner AND o.state = 0;
     END IF;
     GET DIAGNOSTICS v_published = ROW_COUNT;
-    UPDATE {schema}.outbox o SET due_at = n
+    -- As of their own time, so that they go before those that were added after them.
+    UPDATE {schema}.outbox o SET due_at = o.created_at
     FROM unnest(v_queues, v_groups) AS g (queue, order_group) CROSS JOIN LATERAL (
         SELECT e.seq FROM {schema}.outbox e
         WHERE e.queue = g.queue AND e.order_group = g.order_group AND e.state < 2
-        ORDER BY e.seq LIMIT p_wake FOR UPDATE SKIP LOCKED
+        ORDER BY e.seq LIMIT p_wake
     ) w
     WHERE o.seq = w.seq AND o.state = 0 AND o.owner IS NULL AND o.due_at > n;
     RETURN v_published;

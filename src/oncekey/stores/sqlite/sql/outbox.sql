@@ -74,7 +74,7 @@ UPDATE oncekey_outbox SET owner = NULL, due_at = :until, error = :error,
 WHERE seq = :seq AND owner = :owner AND state = 0;
 
 -- name: return_unsent
-UPDATE oncekey_outbox SET owner = NULL, due_at = :now, tries = tries - 1
+UPDATE oncekey_outbox SET owner = NULL, due_at = created_at, tries = tries - 1
 WHERE seq IN (SELECT value FROM json_each(:seqs)) AND owner = :owner AND state = 0;
 
 -- The groups of the published rows, unless a row of the group has failed.
@@ -95,8 +95,9 @@ WHERE seq IN (SELECT value FROM json_each(:published)) AND owner = :owner AND st
 -- name: changes
 SELECT changes();
 
+-- As of their own time, so that they go before those that were added after them.
 -- name: wake
-UPDATE oncekey_outbox SET due_at = :now
+UPDATE oncekey_outbox SET due_at = created_at
 WHERE state = 0 AND owner IS NULL AND due_at > :now AND seq IN (
     SELECT seq FROM oncekey_outbox
     WHERE queue = :queue AND order_group = :order_group AND state < 2 ORDER BY seq LIMIT :most);
@@ -117,12 +118,12 @@ SELECT seq, id, queue, order_group, headers, body, tries, refusals, created_at, 
 FROM oncekey_outbox WHERE state = 1 ORDER BY seq LIMIT :most;
 
 -- name: release
-UPDATE oncekey_outbox SET state = 0, refusals = 0, tries = 0, owner = NULL, due_at = :now
+UPDATE oncekey_outbox SET state = 0, refusals = 0, tries = 0, owner = NULL, due_at = created_at
 WHERE state = 1 AND id IN (SELECT value FROM json_each(:ids));
 
 -- Those that wait behind a message that is to be discarded are due now.
 -- name: wake_all
-UPDATE oncekey_outbox SET due_at = :now
+UPDATE oncekey_outbox SET due_at = created_at
 WHERE state = 0 AND owner IS NULL AND (queue, order_group) IN (
     SELECT queue, order_group FROM oncekey_outbox
     WHERE state = 1 AND id IN (SELECT value FROM json_each(:ids)));
