@@ -22,12 +22,9 @@ from tests.queues.outbox_case import clear, database
 from tests.support.caller_connections.frameworks import django_databases
 
 from oncekey import AsyncOnce, ConfigurationError, Once, OperationFailed, Terminal
-from oncekey.queues.blocking.consumer import Consumer
-from oncekey.queues.disposition import Disposition, Kind
+from oncekey.queues import Consumer, Disposition, Kind, MemoryBroker, Message
 from oncekey.queues.inbox import AsyncInbox, Inbox, django_transaction
-from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.outbox import KEY_HEADER, Outbox, OutboxPublisher, memory_sender
-from oncekey.queues.queue_message import Message
 
 INSERT = "INSERT INTO orders VALUES ('tea')"
 

@@ -35,13 +35,13 @@ class AsyncOutboxPublisher(PublisherBase):
     ) -> None:
         self._sender: AsyncSender = sender_of(publish, is_async=True)
         super().__init__(clock or SystemClock(), self._sender.batch_max, options)
-        self._once = AsyncOnce(once) if isinstance(once, str) else once
-        self._store: AsyncOutboxStore = outbox_store(self._once, AsyncOnce)
+        self.once = AsyncOnce(once) if isinstance(once, str) else once
+        self._store: AsyncOutboxStore = outbox_store(self.once, AsyncOnce)
         self._wakened = asyncio.Event()
 
     async def run(self) -> None:
         """Publish until `stop`. What is being sent then is finished, the rest is given back."""
-        await self._once._ready()
+        await self.once._ready()
         try:
             await self._drive(self._begin())
         finally:
@@ -49,7 +49,7 @@ class AsyncOutboxPublisher(PublisherBase):
 
     async def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""
-        await self._once._ready()
+        await self.once._ready()
         return await self._drive(self._until_empty())
 
     def stop(self) -> None:

@@ -43,13 +43,13 @@ class OutboxPublisher(PublisherBase):
     ) -> None:
         self._sender: Sender = sender_of(publish, is_async=False)
         super().__init__(clock or SystemClock(), self._sender.batch_max, options)
-        self._once = Once(once) if isinstance(once, str) else once
-        self._store: OutboxStore = outbox_store(self._once, Once)
+        self.once = Once(once) if isinstance(once, str) else once
+        self._store: OutboxStore = outbox_store(self.once, Once)
         self._wakened = threading.Event()
 
     def run(self) -> None:
         """Publish until `stop`. What is being sent then is finished, the rest is given back."""
-        self._once._ready()
+        self.once._ready()
         try:
             self._drive(self._begin())
         finally:
@@ -57,7 +57,7 @@ class OutboxPublisher(PublisherBase):
 
     def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""
-        self._once._ready()
+        self.once._ready()
         return self._drive(self._until_empty())
 
     def stop(self) -> None:
