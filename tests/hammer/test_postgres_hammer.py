@@ -187,7 +187,7 @@ def test_the_hammer_finds_a_store_that_is_broken_on_purpose(
 
     def plan(run: int) -> HammerPlan:
         url = url_of(hammered.url(DATABASE), fresh(hammered, f"broken {retention}"), **options)
-        broken = HammerPlan(url, seconds=1, processes=8, keys=12, sabotage=sabotage, seed=run)
+        broken = HammerPlan(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
         return replace(broken, lease=100_000, audit=30_000)
 
     assert caught_at(CAUGHT_AT[sabotage], plan)

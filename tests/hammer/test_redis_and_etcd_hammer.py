@@ -110,6 +110,6 @@ def test_the_hammer_finds_a_broken_store_on(name: str, sabotage: str) -> None:
         if name == "etcd":
             return replace(broken, seconds=20.0)
         # A lease that lasts longer than a busy machine takes for a command.
-        return replace(broken, seconds=1.0, lease=100_000, audit=30_000)
+        return replace(broken, seconds=1.5, lease=100_000, audit=30_000)
 
     assert caught_at(CAUGHT_AT[sabotage], plan)

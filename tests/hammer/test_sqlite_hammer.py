@@ -59,6 +59,6 @@ def test_the_hammer_finds_no_violation_on_sqlite(
 def test_the_hammer_finds_a_store_that_is_broken_on_purpose(tmp_path: Path, sabotage: str) -> None:
     def plan(run: int) -> HammerPlan:
         url = f"sqlite:///{tmp_path}/{run}.db"
-        return HammerPlan(url, seconds=1, processes=8, keys=12, sabotage=sabotage, seed=run)
+        return HammerPlan(url, seconds=1.5, processes=8, keys=12, sabotage=sabotage, seed=run)
 
     assert caught_at(CAUGHT_AT[sabotage], plan)
