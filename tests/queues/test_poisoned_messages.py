@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from oncekey import Once
+import pytest
+
+from oncekey import InFlight, Mismatch, Once, OutcomeUnknown, StoreUnavailable
 from oncekey.core.commands import Claimed, SaveStep
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.consumer_settings import BrokerFacts, ConsumerPlan, ConsumerSettings, plan_of
@@ -25,6 +27,7 @@ class DeadConsumers:
         self.store = MemoryStore(clock=lambda: self.now)
         self.once = Once(self.store)
         self.calls = 0
+        self.error: Exception | None = None
         settings = ConsumerSettings(
             name="shipping", key="json:$.id", max_tries=MAX_TRIES, options={"retry_safe": True}
         )
@@ -34,6 +37,8 @@ class DeadConsumers:
 
     def _handle(self, message: Message) -> None:
         self.calls += 1
+        if self.error is not None:
+            raise self.error
 
     def die(self, *, begun: bool) -> None:
         """A consumer claims the key, perhaps begins its try, and is never heard of again."""
@@ -94,3 +99,22 @@ def test_tries_of_an_earlier_generation_do_not_count_after_a_redrive() -> None:
     )
     assert case.handler.handle(Entry(redriven, 0.0)).kind is Kind.REMOVE
     assert case.calls == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InFlight("of another operation", retry_after=60),
+        OutcomeUnknown("of another operation"),
+        StoreUnavailable("another store"),
+        Mismatch("of another operation"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_an_operation_within_the_handler_is_a_failed_try(error: Exception) -> None:
+    """It says nothing about the message's own key, which is free again."""
+    case = DeadConsumers()
+    case.error = error
+    assert case.handle().kind is Kind.RETRY
+    case.error = None
+    assert case.handle().kind is Kind.REMOVE

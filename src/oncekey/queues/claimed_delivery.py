@@ -56,4 +56,5 @@ class ClaimBatch:
     def claimed(self, replies: Sequence[Sent]) -> None:
         """The claims were sent: these are the replies."""
         for (entry, flow, effect, job), sent in zip(self._begun.values(), replies, strict=True):
+            entry.key = effect.key
             entry.claimed = ClaimedDelivery(flow, effect, job, sent)

@@ -45,11 +45,19 @@ class FreeKey(NamedTuple):
 
 
 class RunHandler(NamedTuple):
-    """Run the handler under the key; the result is None, or the error it ended with."""
+    """Run the handler under the key; the result is None, the error that the attempt ended with, or
+    `HandlerRaised`."""
 
     key: str
     request: Any
     tries_before: int
+
+
+class HandlerRaised(NamedTuple):
+    """The handler itself raised. Whatever it is, it says nothing about the message's own key: it
+    may come from an operation within the handler."""
+
+    error: Exception
 
 
 DeliveryEffect = LookAtKey | FreeKey | RunHandler
@@ -84,8 +92,9 @@ def delivery(message: Message, plan: ConsumerPlan) -> Generator[DeliveryEffect, 
     ended = yield RunHandler(key, request, tries_before)
     if ended is None:
         return REMOVE
-    clear = by_error(ended)
-    if clear is not None:
+    if isinstance(ended, HandlerRaised):
+        ended = ended.error
+    elif (clear := by_error(ended)) is not None:
         return clear
     seen = yield LookAtKey(key)
     if isinstance(seen, StoreUnavailable):

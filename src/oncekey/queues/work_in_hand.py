@@ -18,13 +18,16 @@ from oncekey.queues.queue_message import Message
 class Entry:
     """A message in hand. `attempt` is the attempt that runs its handler, once there is one, and
     `is_begun` is true from the moment its work begins. `claimed` is the work on it if its key was
-    claimed with others before. `ended` is an event that is set when it is done, if a twin waits."""
+    claimed with others before. `error` is what its handler raised. `ended` is an event that is set
+    when it is done, if a twin waits for it; `is_waiting` is true of such a twin."""
 
     __slots__ = (
         "attempt",
         "claimed",
         "ended",
+        "error",
         "is_begun",
+        "is_waiting",
         "key",
         "message",
         "taken_at",
@@ -37,6 +40,8 @@ class Entry:
         self.attempt: object = None
         self.claimed: object = None
         self.ended: Any = None
+        self.error: Exception | None = None
+        self.is_waiting = False
         self.key = ""
         self.is_begun = False
         self.was_told = False  # that it is held nearly as long as the broker allows
@@ -93,9 +98,9 @@ class WorkInHand:
         return settled, []
 
     def twin_of(self, entry: Entry) -> Entry | None:
-        """Another message in hand whose handler runs under the same key."""
+        """Another message in hand with the same key, whose claim was made or is under way."""
         for other in self._entries:
-            if other is not entry and other.key == entry.key and other.attempt is not None:
+            if other is not entry and other.key == entry.key and not other.is_waiting:
                 return other
         return None
 

@@ -264,10 +264,12 @@ class AsyncConsumer(ConsumerBase):
         twin = self._hand.twin_of(entry)
         if twin is None:
             return
+        entry.is_waiting = True
         if twin.ended is None:
             twin.ended = asyncio.Event()
         with suppress(TimeoutError):
             await asyncio.wait_for(twin.ended.wait(), TWIN_WAIT_S)
+        entry.is_waiting = False
 
     async def _wait_for_store(self, disposition: Disposition) -> None:
         """Keep the message in hand until the store answers: given back, it would be delivered at

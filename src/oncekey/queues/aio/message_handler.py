@@ -16,6 +16,7 @@ from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.delivery_flow import (
     DeliveryEffect,
     FreeKey,
+    HandlerRaised,
     LookAtKey,
     RunHandler,
     delivery,
@@ -61,7 +62,7 @@ class AsyncMessageHandler:
                 body = self._body(claimed.effect, entry)
                 await self._once._runner.run(claimed.job, body, claimed.sent)
             except Exception as error:
-                result = error
+                result = HandlerRaised(error) if error is entry.error else error
         else:
             flow = delivery(entry.message, self.plan)
         while True:
@@ -74,7 +75,7 @@ class AsyncMessageHandler:
             try:
                 result = await self._perform(effect, entry)
             except Exception as error:
-                result = error
+                result = HandlerRaised(error) if error is entry.error else error
 
     async def check_store(self) -> bool:
         """True if the store answers."""
@@ -119,7 +120,7 @@ class AsyncMessageHandler:
                 try:
                     return await call(entry.message, attempt)
                 except Exception as error:
-                    last = call.error(error, tries, plan)
+                    last = entry.error = call.error(error, tries, plan)
                     if last is error:
                         raise
                     raise last from error

@@ -252,9 +252,11 @@ class Consumer(ConsumerBase):
             twin = self._hand.twin_of(entry)
             if twin is None:
                 return
+            entry.is_waiting = True
             if twin.ended is None:
                 twin.ended = threading.Event()
         twin.ended.wait(TWIN_WAIT_S)
+        entry.is_waiting = False
 
     def _wait_for_store(self, disposition: Disposition) -> None:
         """Keep the message in hand until the store answers: given back, it would be delivered at

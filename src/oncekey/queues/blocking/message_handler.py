@@ -16,6 +16,7 @@ from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.delivery_flow import (
     DeliveryEffect,
     FreeKey,
+    HandlerRaised,
     LookAtKey,
     RunHandler,
     delivery,
@@ -62,7 +63,7 @@ class MessageHandler:
                 body = self._body(claimed.effect, entry)
                 self._once._runner.run(claimed.job, body, claimed.sent)
             except Exception as error:
-                result = error
+                result = HandlerRaised(error) if error is entry.error else error
         else:
             flow = delivery(entry.message, self.plan)
         while True:
@@ -75,7 +76,7 @@ class MessageHandler:
             try:
                 result = self._perform(effect, entry)
             except Exception as error:
-                result = error
+                result = HandlerRaised(error) if error is entry.error else error
 
     def check_store(self) -> bool:
         """True if the store answers."""
@@ -120,7 +121,7 @@ class MessageHandler:
                 try:
                     return call(entry.message, attempt)
                 except Exception as error:
-                    last = call.error(error, tries, plan)
+                    last = entry.error = call.error(error, tries, plan)
                     if last is error:
                         raise
                     raise last from error
