@@ -45,11 +45,19 @@ class FreeKey(NamedTuple):
 
 
 class RunHandler(NamedTuple):
-    """Run the handler under the key; the result is None, or the error it ended with."""
+    """Run the handler under the key; the result is None, the error it ended with, or HandlerRaised
+    if that is the handler's own."""
 
     key: str
     request: Any
     tries_before: int
+
+
+class HandlerRaised(NamedTuple):
+    """The handler itself raised this error. Whatever its type, it says nothing about the message's
+    key: a handler may use keys of its own, and get an InFlight or a StoreUnavailable for those."""
+
+    error: Exception
 
 
 DeliveryEffect = LookAtKey | FreeKey | RunHandler
@@ -84,8 +92,9 @@ def delivery(message: Message, plan: ConsumerPlan) -> Generator[DeliveryEffect, 
     ended = yield RunHandler(key, request, tries_before)
     if ended is None:
         return REMOVE
-    clear = by_error(ended)
-    if clear is not None:
+    if isinstance(ended, HandlerRaised):
+        ended = ended.error
+    elif (clear := by_error(ended)) is not None:
         return clear
     seen = yield LookAtKey(key)
     if isinstance(seen, StoreUnavailable):

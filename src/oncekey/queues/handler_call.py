@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.consumer_settings import ConsumerPlan
-from oncekey.queues.delivery_flow import check_tries, raised
+from oncekey.queues.delivery_flow import HandlerRaised, check_tries, raised
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
@@ -80,6 +80,11 @@ class HandlerCall:
 
     def error(self, error: Exception, tries: int, plan: ConsumerPlan) -> Exception:
         return raised(error, tries, plan)
+
+
+def result_of(error: Exception, entry: Entry) -> Exception | HandlerRaised:
+    """The result of an effect that ended with this error, for the flow of a delivery."""
+    return HandlerRaised(error) if error is entry.raised else error
 
 
 def _number(step: str) -> int:

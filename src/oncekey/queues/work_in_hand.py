@@ -18,7 +18,8 @@ from oncekey.queues.queue_message import Message
 class Entry:
     """A message in hand. `attempt` is the attempt that runs its handler, once there is one, and
     `is_begun` is true from the moment its work begins. `claimed` is the work on it if its key was
-    claimed with others before. `ended` is an event that is set when it is done, if a twin waits."""
+    claimed with others before, `raised` the error of its handler. `ended` is an event that is set
+    when it is done, if a twin waits."""
 
     __slots__ = (
         "attempt",
@@ -27,6 +28,7 @@ class Entry:
         "is_begun",
         "key",
         "message",
+        "raised",
         "taken_at",
         "was_told",
     )
@@ -36,6 +38,7 @@ class Entry:
         self.taken_at = taken_at
         self.attempt: object = None
         self.claimed: object = None
+        self.raised: Exception | None = None
         self.ended: Any = None
         self.key = ""
         self.is_begun = False
