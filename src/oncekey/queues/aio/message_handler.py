@@ -114,7 +114,7 @@ class AsyncMessageHandler:
             tries = call.begin(entry, attempt, effect.tries_before, plan)
             async with self._slot():
                 attempt.check()  # it may have waited for its slot longer than its lease
-                mark = call.mark_of(attempt, tries)
+                mark = call.mark_of(attempt, tries, plan)
                 if mark is not None:
                     await attempt.step(mark, lambda key: None)
                 try:
