@@ -97,5 +97,13 @@ def test_i1_an_id_opens_a_key_once(text: str) -> None:
 def test_tries_are_counted_anew_after_a_redrive() -> None:
     redrive = redrive_of(returned({**headers_of(LETTER), TRIES_HEADER: "3"}))
     assert redrive is not None
-    assert redrive.tries_before(None) == 3
-    assert redrive.tries_before(record(State.PENDING)) == 3
+    freed = record(State.ABSENT, note="an operator released: by hand")
+    assert redrive.tries_before(freed) == 3
+
+
+def test_i11_the_number_of_tries_in_a_header_is_not_believed_by_itself() -> None:
+    """Whoever sends messages could send them with one, and they would be tried for ever."""
+    redrive = redrive_of(returned({**headers_of(LETTER), TRIES_HEADER: "999999999"}))
+    assert redrive is not None
+    assert redrive.tries_before(None) == 0
+    assert redrive.tries_before(record(State.PENDING)) == 0

@@ -27,7 +27,14 @@ from oncekey.queues.consumer_settings import (
     RequestChoice,
     plan_of,
 )
-from oncekey.queues.disposition import STOPPED, Disposition, Kind
+from oncekey.queues.disposition import (
+    STOPPED,
+    Disposition,
+    Kind,
+    backoff_s,
+    by_error,
+    describe,
+)
 from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.message_key import KeyChoice
 from oncekey.queues.queue_message import Message
@@ -121,6 +128,17 @@ class ConsumerBase:
         if self._was_run:
             raise ConfigurationError(f"consumer {self.name!r} runs once; make another one")
         self._is_running = self._was_run = True
+
+    def _interrupted(self, entry: Entry, error: BaseException) -> Disposition:
+        """What becomes of a message whose handling was interrupted, or ended with an error that
+        nobody expects. That one is not given back, or it would come again at once, for ever."""
+        _log.error(
+            "consumer %s: a handler was interrupted", self.name, exc_info=error, stacklevel=2
+        )
+        if not isinstance(error, Exception):
+            return STOPPED
+        seconds = backoff_s(entry.message.receive_count, *self.settings.backoff_s)
+        return by_error(error) or Disposition(Kind.RETRY, seconds, describe(error))
 
     def _tell_unsettled(self) -> None:
         _log.warning(

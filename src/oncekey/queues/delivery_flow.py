@@ -45,8 +45,8 @@ class FreeKey(NamedTuple):
 
 
 class RunHandler(NamedTuple):
-    """Run the handler under the key; the result is None, the error that the attempt ended with, or
-    `HandlerRaised`."""
+    """Run the handler under the key; the result is None, the error it ended with, or HandlerRaised
+    if that is the handler's own."""
 
     key: str
     request: Any
@@ -54,8 +54,8 @@ class RunHandler(NamedTuple):
 
 
 class HandlerRaised(NamedTuple):
-    """The handler itself raised. Whatever it is, it says nothing about the message's own key: it
-    may come from an operation within the handler."""
+    """The handler itself raised this error. Whatever its type, it says nothing about the message's
+    key: a handler may use keys of its own, and get an InFlight or a StoreUnavailable for those."""
 
     error: Exception
 

@@ -12,11 +12,14 @@ from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.consumer_settings import ConsumerPlan
-from oncekey.queues.delivery_flow import check_tries, raised
+from oncekey.queues.delivery_flow import HandlerRaised, check_tries, raised
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
 _MARK: Final = "try:"  # and the number of its attempt, as the name of a step
+# So many tries leave a mark behind: an operation has no more than STEPS_MAX steps in all. From then
+# on every attempt counts as a try.
+MARKS_MAX: Final = 20
 _OPTIONAL: Final = ("attempt", "connection")
 
 
@@ -61,8 +64,8 @@ class HandlerCall:
 
         Not every attempt is a try: a key that was claimed ahead may have been given back, or lost
         with its consumer, before its handler began. So each try but the first leaves a step behind
-        (`mark_of`), and those are counted. In a transaction a failed try leaves nothing behind, so
-        there the broker's own count is taken.
+        (`mark_of`), and those are counted; if a single try is allowed, the first one does too. In a
+        transaction a failed try leaves nothing behind, so there the broker's own count is taken.
         """
         entry.attempt, entry.key = attempt, attempt.key
         if self._in_transaction:
@@ -70,16 +73,34 @@ class HandlerCall:
         elif attempt.number <= tries_before + 1:
             tries = 1
         else:
-            tries = 2 + sum(_number(step.name) > tries_before for step in attempt._grant.steps)
+            unmarked = 0 if plan.settings.max_tries == 1 else 1  # the first try
+            marks = _marks(attempt)
+            counted = [number for number in marks if number > tries_before]
+            tries = 1 + unmarked + len(counted)
+            if len(marks) >= MARKS_MAX:
+                tries += attempt.number - 1 - max([tries_before + unmarked, *counted])
         check_tries(tries, plan)
         return tries
 
-    def mark_of(self, attempt: Any, tries: int) -> str | None:
+    def mark_of(self, attempt: Any, tries: int, plan: ConsumerPlan) -> str | None:
         """The name of the step that says that this try has begun; None if it needs none."""
-        return None if tries == 1 or self._in_transaction else f"{_MARK}{attempt.number}"
+        is_unmarked = tries == 1 and plan.settings.max_tries > 1
+        if is_unmarked or self._in_transaction or len(_marks(attempt)) >= MARKS_MAX:
+            return None
+        return f"{_MARK}{attempt.number}"
 
     def error(self, error: Exception, tries: int, plan: ConsumerPlan) -> Exception:
         return raised(error, tries, plan)
+
+
+def result_of(error: Exception, entry: Entry) -> Exception | HandlerRaised:
+    """The result of an effect that ended with this error, for the flow of a delivery."""
+    return HandlerRaised(error) if error is entry.raised else error
+
+
+def _marks(attempt: Any) -> list[int]:
+    """The numbers of the attempts that have left a mark, of earlier generations too."""
+    return [number for step in attempt._grant.steps if (number := _number(step.name))]
 
 
 def _number(step: str) -> int:

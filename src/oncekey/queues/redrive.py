@@ -70,9 +70,15 @@ class Redrive(NamedTuple):
         return f"{self.name} after {record.attempt} tries"
 
     def tries_before(self, record: Record | None) -> int:
-        """How many tries the key had before this redrive; they do not count any more."""
-        line = self._line_of(record) if record is not None else None
-        return int(line[1]) if line is not None else self.tries
+        """How many tries the key had before this redrive; they do not count any more. The message's
+        own header is believed only if somebody has freed the key by hand, which the note tells;
+        else a message that came with one would be tried for ever."""
+        if record is None:
+            return 0
+        line = self._line_of(record)
+        if line is not None:
+            return int(line[1])
+        return self.tries if record.note else 0
 
     def _line_of(self, record: Record) -> re.Match[str] | None:
         return re.search(re.escape(self.name) + r" after (\d+) tries", record.note)

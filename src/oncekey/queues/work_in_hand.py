@@ -18,18 +18,18 @@ from oncekey.queues.queue_message import Message
 class Entry:
     """A message in hand. `attempt` is the attempt that runs its handler, once there is one, and
     `is_begun` is true from the moment its work begins. `claimed` is the work on it if its key was
-    claimed with others before. `error` is what its handler raised. `ended` is an event that is set
+    claimed with others before. `raised` is what its handler raised. `ended` is an event that is set
     when it is done, if a twin waits for it; `is_waiting` is true of such a twin."""
 
     __slots__ = (
         "attempt",
         "claimed",
         "ended",
-        "error",
         "is_begun",
         "is_waiting",
         "key",
         "message",
+        "raised",
         "taken_at",
         "was_told",
     )
@@ -39,8 +39,8 @@ class Entry:
         self.taken_at = taken_at
         self.attempt: object = None
         self.claimed: object = None
+        self.raised: Exception | None = None
         self.ended: Any = None
-        self.error: Exception | None = None
         self.is_waiting = False
         self.key = ""
         self.is_begun = False

@@ -27,7 +27,7 @@ from oncekey.queues.consumer_base import (
     next_pause,
 )
 from oncekey.queues.consumer_settings import ConsumerPlan
-from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind, by_error
+from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
@@ -246,8 +246,7 @@ class AsyncConsumer(ConsumerBase):
             try:
                 disposition = await handler.handle(began(entry))
             except BaseException as error:  # cancelled from outside, or the handler was
-                _log.exception("consumer %s: a handler was interrupted", self.name)
-                disposition = by_error(error) or STOPPED
+                disposition = self._interrupted(entry, error)
             entry.attempt = None
             if disposition.kind is Kind.HIDE and not has_waited:
                 await self._wait_for_twin(entry)

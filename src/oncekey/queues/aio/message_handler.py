@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from oncekey.core.commands import Seen
-from oncekey.core.errors import OncekeyError, StoreUnavailable
+from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.key_status import status_of
@@ -16,14 +16,13 @@ from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.delivery_flow import (
     DeliveryEffect,
     FreeKey,
-    HandlerRaised,
     LookAtKey,
     RunHandler,
     delivery,
 )
-from oncekey.queues.disposition import Disposition
+from oncekey.queues.disposition import Disposition, describe
 from oncekey.queues.disposition_report import report
-from oncekey.queues.handler_call import HandlerCall
+from oncekey.queues.handler_call import HandlerCall, result_of
 from oncekey.queues.work_in_hand import Entry
 
 AsyncSlot = Callable[[], AbstractAsyncContextManager[object]]
@@ -62,7 +61,7 @@ class AsyncMessageHandler:
                 body = self._body(claimed.effect, entry)
                 await self._once._runner.run(claimed.job, body, claimed.sent)
             except Exception as error:
-                result = HandlerRaised(error) if error is entry.error else error
+                result = result_of(error, entry)
         else:
             flow = delivery(entry.message, self.plan)
         while True:
@@ -75,7 +74,7 @@ class AsyncMessageHandler:
             try:
                 result = await self._perform(effect, entry)
             except Exception as error:
-                result = HandlerRaised(error) if error is entry.error else error
+                result = result_of(error, entry)
 
     async def check_store(self) -> bool:
         """True if the store answers."""
@@ -89,9 +88,10 @@ class AsyncMessageHandler:
         if isinstance(effect, LookAtKey):
             try:
                 return await self._look(effect.key)
-            except OncekeyError as error:
-                is_one = isinstance(error, StoreUnavailable)
-                return error if is_one else StoreUnavailable(str(error))
+            except StoreUnavailable as error:
+                return error
+            except Exception as error:  # a store's own error: nothing is known of the key
+                return StoreUnavailable(describe(error))
         if isinstance(effect, FreeKey):
             status = status_of(effect.seen, self._once._jobs.codec)
             assert status is not None
@@ -114,13 +114,13 @@ class AsyncMessageHandler:
             tries = call.begin(entry, attempt, effect.tries_before, plan)
             async with self._slot():
                 attempt.check()  # it may have waited for its slot longer than its lease
-                mark = call.mark_of(attempt, tries)
+                mark = call.mark_of(attempt, tries, plan)
                 if mark is not None:
                     await attempt.step(mark, lambda key: None)
                 try:
                     return await call(entry.message, attempt)
                 except Exception as error:
-                    last = entry.error = call.error(error, tries, plan)
+                    entry.raised = last = call.error(error, tries, plan)
                     if last is error:
                         raise
                     raise last from error

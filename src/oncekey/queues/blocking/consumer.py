@@ -29,7 +29,7 @@ from oncekey.queues.consumer_base import (
     next_pause,
 )
 from oncekey.queues.consumer_settings import ConsumerPlan
-from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind, by_error
+from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
@@ -233,8 +233,7 @@ class Consumer(ConsumerBase):
             try:
                 disposition = handler.handle(entry)
             except BaseException as error:  # a handler that raised SystemExit, for example
-                _log.exception("consumer %s: a handler was interrupted", self.name)
-                disposition = by_error(error) or STOPPED
+                disposition = self._interrupted(entry, error)
             entry.attempt = None
             if disposition.kind is Kind.HIDE and not has_waited:
                 self._wait_for_twin(entry)

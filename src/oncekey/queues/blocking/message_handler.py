@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from oncekey.core.commands import Seen
-from oncekey.core.errors import OncekeyError, StoreUnavailable
+from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.key_status import status_of
@@ -16,14 +16,13 @@ from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.delivery_flow import (
     DeliveryEffect,
     FreeKey,
-    HandlerRaised,
     LookAtKey,
     RunHandler,
     delivery,
 )
-from oncekey.queues.disposition import Disposition
+from oncekey.queues.disposition import Disposition, describe
 from oncekey.queues.disposition_report import report
-from oncekey.queues.handler_call import HandlerCall
+from oncekey.queues.handler_call import HandlerCall, result_of
 from oncekey.queues.work_in_hand import Entry
 
 Slot = Callable[[], AbstractContextManager[object]]
@@ -63,7 +62,7 @@ class MessageHandler:
                 body = self._body(claimed.effect, entry)
                 self._once._runner.run(claimed.job, body, claimed.sent)
             except Exception as error:
-                result = HandlerRaised(error) if error is entry.error else error
+                result = result_of(error, entry)
         else:
             flow = delivery(entry.message, self.plan)
         while True:
@@ -76,7 +75,7 @@ class MessageHandler:
             try:
                 result = self._perform(effect, entry)
             except Exception as error:
-                result = HandlerRaised(error) if error is entry.error else error
+                result = result_of(error, entry)
 
     def check_store(self) -> bool:
         """True if the store answers."""
@@ -90,9 +89,10 @@ class MessageHandler:
         if isinstance(effect, LookAtKey):
             try:
                 return self._look(effect.key)
-            except OncekeyError as error:
-                is_one = isinstance(error, StoreUnavailable)
-                return error if is_one else StoreUnavailable(str(error))
+            except StoreUnavailable as error:
+                return error
+            except Exception as error:  # a store's own error: nothing is known of the key
+                return StoreUnavailable(describe(error))
         if isinstance(effect, FreeKey):
             status = status_of(effect.seen, self._once._jobs.codec)
             assert status is not None
@@ -115,13 +115,13 @@ class MessageHandler:
             tries = call.begin(entry, attempt, effect.tries_before, plan)
             with self._slot():
                 attempt.check()  # it may have waited for its slot longer than its lease
-                mark = call.mark_of(attempt, tries)
+                mark = call.mark_of(attempt, tries, plan)
                 if mark is not None:
                     attempt.step(mark, lambda key: None)
                 try:
                     return call(entry.message, attempt)
                 except Exception as error:
-                    last = entry.error = call.error(error, tries, plan)
+                    entry.raised = last = call.error(error, tries, plan)
                     if last is error:
                         raise
                     raise last from error
