@@ -12,6 +12,7 @@ from tests.queues.running_consumer import PATIENCE_S, running, wait_until
 from oncekey import NotStarted, Terminal
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable, Settled
+from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.queue_message import Message
@@ -365,3 +366,25 @@ def test_a_consumer_runs_once_at_a_time(kind: str) -> None:
         wait_until(lambda: not len(queue), "the queue is empty")
         with pytest.raises(ConfigurationError, match="runs once"):
             made.consumer._begin()
+
+
+class RefusedQueue(MemoryBroker):
+    """A queue that cannot be consumed as it is set up, and that notes who leaves it."""
+
+    closed = 0
+
+    def facts(self) -> BrokerFacts:
+        raise ConfigurationError("there is no such queue")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_consumer_that_refuses_to_begin_leaves_its_broker(kind: str) -> None:
+    """Else each start of a supervisor would leave a connection behind."""
+    queue = RefusedQueue()
+    with running(kind, queue) as consumer:
+        consumer.start(Handled())
+        consumer.join()
+        assert isinstance(consumer.error, ConfigurationError)
+    assert queue.closed == 1

@@ -17,13 +17,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from tests.queues.kafka_topics import SECONDS, Topic, consumer_of, running, wait_for
 from tests.support.kafka_servers import kafka_mock
 
 from oncekey import AsyncOnce, Once, Policy, Terminal
 from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Kind
-from oncekey.queues.kafka import AsyncKafkaConsumer
+from oncekey.queues.kafka import AsyncKafkaConsumer, confluent_redrive
 from oncekey.queues.kafka.kafka_records import DUE_HEADER, RECEIVED_HEADER
 from oncekey.queues.queue_message import Message
 
@@ -172,6 +174,29 @@ def test_a_dead_letter_has_its_error_and_a_redrive_runs_it_once_more(
         topic.wait_until_done()
     # Both letters came back, and one of them opened the key.
     assert seen == ["a", "b", "a"]
+
+
+def test_a_letter_that_a_redrive_could_not_write_stays_a_dead_letter(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(message: Message) -> None:
+        raise Terminal("no such address")
+
+    def without_broker(options: dict[str, Any]) -> Producer:
+        """A producer whose broker is away, so that it gives every message up."""
+        nobody = {"bootstrap.servers": "127.0.0.1:9", "log_level": 0}
+        return Producer({**options, **nobody, "message.timeout.ms": 100})
+
+    consumers = SyncConsumers(topic)
+    topic.send("a")
+    with consumers.running(fail):
+        topic.wait_until_done()
+    with monkeypatch.context() as patched:
+        patched.setattr(confluent_redrive, "Producer", without_broker)
+        with pytest.raises(BrokerUnavailable, match="could not be written"):
+            consumers.redrive(10, "repair-1")
+    assert consumers.redrive(10, "repair-2") == 1
+    consumers.close()
 
 
 def test_a_retry_keeps_its_time_and_its_count_in_the_retry_topic(

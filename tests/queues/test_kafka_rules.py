@@ -259,6 +259,25 @@ def test_a_message_that_could_not_be_written_to_another_topic_stays() -> None:
     assert work.commits() == {P0: 1}
 
 
+def test_a_retry_topic_that_takes_nothing_is_tried_now_and_then_and_not_in_a_loop() -> None:
+    now = 0.0
+    work = PartitionWork(settings(), now=lambda: now)
+    work.assign([P0])
+    work.receive([KafkaRecord(Position(*P0, 0), None, b"{}", [], None)])
+    (message,) = work.take(1)
+    now = 70.0
+    forwards = work.settle([(message, Disposition(Kind.RETRY, 300.0))])
+    writes = 0
+    for _ in range(200):  # the thread polls so often in ten seconds
+        for forward in forwards:
+            writes += 1
+            work.written(forward, "the topic does not take it")
+        now += 0.05
+        forwards = work.stuck()
+    assert writes == 2
+    assert work.take(1) == []  # and its backoff is not cut short
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 

@@ -317,3 +317,14 @@ def test_settings_are_checked_when_they_are_given() -> None:
             consuming("sync", "memory://", Handler(), "orders", **options),
         ):
             pass
+
+
+@pytest.mark.parametrize("option", ["dead_letter_queue", "park_queue"])
+def test_a_queue_that_would_get_its_own_dead_letters_is_refused(option: str) -> None:
+    """Each would come back as a redrive, and its handler would run without an end."""
+    options = {"url": "amqp://127.0.0.1", option: "orders"}
+    with (
+        pytest.raises(ConfigurationError, match="must be other queues than 'orders'"),
+        consuming("sync", "memory://", Handler(), "orders", **options),
+    ):
+        pass

@@ -121,7 +121,7 @@ class AsyncConsumer(ConsumerBase):
         """Consume until `stop`. A cancellation stops it too, as gracefully."""
         self._begin()
         try:
-            plan = await self._start()
+            plan = await self._start_or_leave()
             handler = self._message_handler(plan, in_loop=True)
             # Tasks of their own, which a cancellation of this one lets come to their end.
             settler = asyncio.create_task(self._settle(plan))
@@ -143,6 +143,15 @@ class AsyncConsumer(ConsumerBase):
             return self._plan
         await self._once._ready()
         return self._plan_for(await self._broker.facts(), self._once.policy)
+
+    async def _start_or_leave(self) -> ConsumerPlan:
+        """Start; a consumer that refuses to begin leaves no connection behind."""
+        try:
+            return await self._start()
+        except BaseException:
+            with suppress(BrokerUnavailable):
+                await self._broker.close()
+            raise
 
     def _message_handler(self, plan: ConsumerPlan, *, in_loop: bool = False) -> AsyncMessageHandler:
         run = self._inbox.run if self._inbox is not None else None

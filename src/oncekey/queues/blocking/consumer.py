@@ -91,7 +91,7 @@ class Consumer(ConsumerBase):
         """Consume until `stop`."""
         self._begin()
         try:
-            plan = self._start()
+            plan = self._start_or_leave()
             handler = self._message_handler(plan, in_loop=True)
             settler = threading.Thread(
                 target=self._settle, args=(plan,), name=f"oncekey-settle-{self.name}", daemon=True
@@ -113,6 +113,15 @@ class Consumer(ConsumerBase):
             return self._plan
         self._once._ready()
         return self._plan_for(self._broker.facts(), self._once.policy)
+
+    def _start_or_leave(self) -> ConsumerPlan:
+        """Start; a consumer that refuses to begin leaves no connection behind."""
+        try:
+            return self._start()
+        except BaseException:
+            with suppress(BrokerUnavailable):
+                self._broker.close()
+            raise
 
     def _message_handler(self, plan: ConsumerPlan, *, in_loop: bool = False) -> MessageHandler:
         run = self._inbox.run if self._inbox is not None else None

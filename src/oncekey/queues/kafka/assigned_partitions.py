@@ -149,6 +149,8 @@ class AssignedPartitions(Generic[Item]):
     def _is_stuck(self, entry: Entry[Item], now: float) -> bool:
         if entry.first_taken is None or entry.not_before <= now:
             return False  # its turn comes or has come: it gets its try
+        if entry.stays_until > now:
+            return False
         if entry.not_before - entry.first_taken >= self._stuck_after:
             return True
         offsets = self._assignments[entry.position.of_partition].offsets

@@ -10,11 +10,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.kafka.confluent_topics import unavailable
 from oncekey.queues.kafka.confluent_values import connection_options, record_of, stores_headers
+from oncekey.queues.kafka.kafka_records import KafkaRecord
 from oncekey.queues.kafka.kafka_settings import FORWARD_TIMEOUT_S, REDRIVE_SUFFIX, KafkaSettings
 from oncekey.queues.redrive import REDRIVE_HEADER
 
@@ -79,11 +88,32 @@ def _move(
         record = record_of(letter)
         headers: list[tuple[str, str | bytes | None]] = [(REDRIVE_HEADER, id)]
         headers += [(n, v) for n, v in record.headers if n.lower() != REDRIVE_HEADER]
-        producer.produce(settings.topic, value=record.value, key=record.key, headers=headers)
-        if producer.flush(FORWARD_TIMEOUT_S):
-            break  # it was not written, and stays where it is
+        _write(producer, settings.topic, record, headers)
         consumer.commit(message=letter, asynchronous=False)
         moved += 1
         if record.position.offset + 1 >= ends[record.position.partition]:
             del ends[record.position.partition]
     return moved
+
+
+def _write(
+    producer: Producer,
+    topic: str,
+    record: KafkaRecord,
+    headers: list[tuple[str, str | bytes | None]],
+) -> None:
+    """Write a letter, and raise if not all replicas have it: then it stays where it is. What was
+    given up is no longer in the producer's queue either, so only its report tells."""
+    errors: list[KafkaError | None] = []
+    producer.produce(
+        topic,
+        value=record.value,
+        key=record.key,
+        headers=headers,
+        on_delivery=lambda error, _: errors.append(error),
+    )
+    producer.flush(FORWARD_TIMEOUT_S)
+    # The client's errors cannot be compared with None by value.
+    if not errors or errors[0] is not None:
+        why = errors[0] if errors else "it took too long"
+        raise BrokerUnavailable(f"a dead letter could not be written to {topic}: {why}")

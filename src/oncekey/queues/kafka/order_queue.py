@@ -36,6 +36,7 @@ class Entry(Generic[Item]):
     """One message: when it may be taken, and since when it was not finished.
 
     `assignment` numbers the assignment of its partition: after a later one it says nothing more.
+    Until `stays_until` it is not moved to another topic, since that has just failed.
     """
 
     position: Position
@@ -44,6 +45,7 @@ class Entry(Generic[Item]):
     assignment: int = 0
     not_before: float = 0.0
     first_taken: float | None = None
+    stays_until: float = 0.0
     tries: int = 0
 
 

@@ -185,4 +185,7 @@ class PartitionWork:
             forward.record.topic,
             error,
         )
-        self._assigned.hold(forward.entry, now + FORWARD_RETRY_S, now)
+        entry = forward.entry
+        entry.stays_until = now + FORWARD_RETRY_S
+        # A try that is due later still is: it was only to wait elsewhere.
+        self._assigned.hold(entry, max(entry.not_before, entry.stays_until), now)

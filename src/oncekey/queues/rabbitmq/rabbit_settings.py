@@ -46,6 +46,12 @@ class RabbitSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.queue, str) or not self.queue:
             raise ConfigurationError("queue= must be the name of a queue")
+        if self.queue in (self.names.dead_letters, self.names.parked):
+            # A dead letter that comes back is a redrive: its handler would run again for ever.
+            raise ConfigurationError(
+                f"dead_letter_queue and park_queue must be other queues than {self.queue!r}, "
+                "which is consumed"
+            )
         for url in self.urls:
             if urlsplit(url).scheme not in ("amqp", "amqps"):
                 raise ConfigurationError("url= must be such as amqp://user:password@host:5672/")
