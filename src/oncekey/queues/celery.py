@@ -44,6 +44,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.policy import Policy
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.context import current_attempt
 from oncekey.engine.results import Result
 from oncekey.queues.redrive import REDRIVE_HEADER
 from oncekey.queues.task_guard import (
@@ -193,8 +194,9 @@ class GuardedTask:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self._task.request
         try:
-            if request.called_directly or request.is_eager:
-                # There is no message: the caller gets the value or the error itself.
+            if request.called_directly or request.is_eager or current_attempt() is not None:
+                # There is no message: the caller gets the value or the error itself. A task that
+                # calls itself finds its own message's request here, but is not that message.
                 return self._attempt(args, kwargs, request.id).value
             return self._worker_call(request, args, kwargs)
         except _AskedAgain as again:
