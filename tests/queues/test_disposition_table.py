@@ -37,6 +37,9 @@ from oncekey.queues.disposition import (
 )
 
 RAISED = ValueError("the van is full")
+FAILED_ODDLY = Seen(
+    record(State.FAILED, body=pack_error(Terminal("no file caf\udce9.txt \0"))), NOW
+)
 BY_STATE = {
     State.ABSENT: Kind.RETRY,
     State.PENDING: Kind.HIDE,
@@ -134,6 +137,14 @@ def test_a_described_error_is_one_short_line(text: str) -> None:
     assert len(said) <= ERROR_MAX_CHARS
     assert said.splitlines() in ([said], [])
     assert said.startswith("ValueError:")
+
+
+def test_an_error_with_bytes_of_a_file_name_fits_into_a_header() -> None:
+    """Text with half a surrogate pair cannot be sent, so its message could not leave the queue."""
+    letter = by_record(FAILED_ODDLY, ValueError("x"), 1.0).dead_letter
+    assert letter is not None
+    assert letter.error == "Terminal: no file caf?.txt ?"
+    assert describe(Terminal("no file caf\udce9.txt \0")) == letter.error
 
 
 def test_an_error_without_words_is_described_too() -> None:

@@ -145,4 +145,6 @@ def test_wrong_arguments_are_refused(consumer: Consumer) -> None:
         consumer(body="text")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="unknown option"):
         consumer(leese="1s")
+    with pytest.raises(ConfigurationError, match="headers must be text"):
+        consumer(headers={"oncekey-fence": 12})
     assert consumer(id="").kind is Kind.DEAD_LETTER

@@ -98,6 +98,8 @@ def consume(
     if not isinstance(body, bytes):
         raise ConfigurationError(f"body must be the message's bytes, not a {type(body).__name__}")
     named = {key.lower(): value for key, value in (headers or {}).items()}
+    if not all(isinstance(value, str) for value in named.values()):
+        raise ConfigurationError("headers must be text; leave out or decode the others")
     message = Message(body=body, queue=queue, headers=named, delivery_id=message_id)
     entry = Entry(message, time.monotonic())
     plan = plan_of(settings, BrokerFacts(queue), once.policy)
