@@ -246,8 +246,17 @@ def test_visibility_never_exceeds_the_twelve_hours_in_all(queue: Scripted) -> No
     assert hidden_for() == 3600
     queue.now += VISIBILITY_MAX_S - 1000
     assert hidden_for() == 998
-    queue.now += 2000
-    assert hidden_for() == 0
+
+
+def test_a_message_that_was_held_for_twelve_hours_is_left_to_its_next_consumer(
+    queue: Scripted,
+) -> None:
+    """Shown at once, and again by each heartbeat, it would use up its receives meanwhile."""
+    (message,) = queue.received(1)
+    queue.now += VISIBILITY_MAX_S
+    queue.run(queue.program.extend([message], 3600))
+    queue.run(queue.program.settle([(message, Disposition(Kind.RETRY, 1.0))]))
+    assert queue.calls == []
 
 
 @pytest.mark.parametrize(

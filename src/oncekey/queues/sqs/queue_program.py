@@ -277,25 +277,28 @@ class QueueProgram:
     def _change_visibility(
         self, shown: list[tuple[Message, float]], failures: list[CallFailed]
     ) -> Program[None]:
-        for batch in in_batches(shown):
+        # After its twelve hours SQS has shown a message again, and another consumer may have it. An
+        # old receipt handle would change the visibility for that one.
+        left = [(message, seconds, self._time_left(message)) for message, seconds in shown]
+        ours = [one for one in left if one[2] > 0]
+        for batch in in_batches(ours):
             entries = [
                 {
                     "ReceiptHandle": receipt_of(message),
-                    "VisibilityTimeout": self._visibility(message, seconds),
+                    "VisibilityTimeout": min(math.ceil(seconds), most),
                 }
-                for message, seconds in batch
+                for message, seconds, most in batch
             ]
             operation = "change_message_visibility_batch"
             failed = yield from send_batch(operation, self.source.url, entries)
-            messages = [message for message, _ in batch]
+            messages = [message for message, *_ in batch]
             self._note("is delivered when its old deadline ends", messages, failed, failures)
 
-    def _visibility(self, message: Message, seconds: float) -> int:
-        """Whole seconds, not less than asked for, and never beyond the twelve hours in all."""
+    def _time_left(self, message: Message) -> int:
+        """For how many whole seconds SQS lets the message be hidden yet: twelve hours in all."""
         now = self._clock()
         hidden = now - self._received.get(receipt_of(message), now)
-        left = VISIBILITY_MAX_S - _VISIBILITY_MARGIN_S - math.ceil(hidden)
-        return max(0, min(math.ceil(seconds), left))
+        return VISIBILITY_MAX_S - _VISIBILITY_MARGIN_S - math.ceil(hidden)
 
     def _note(
         self,
