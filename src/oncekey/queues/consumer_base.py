@@ -43,6 +43,9 @@ from oncekey.queues.work_in_hand import Entry, WorkInHand
 PAUSE_FIRST_S: Final = 0.2  # before a store or a broker that was down is tried again
 PAUSE_MAX_S: Final = 10.0
 EXTENSIONS_PER_LEASE: Final = 3
+# So many batches may be in hand: one in work, and one that the broker is slow to settle.
+BATCHES_IN_HAND: Final = 2
+SETTLE_LAST_S: Final = 5.0  # for what is done when `stop_timeout` is over
 # How long a message waits for another one of the same key that this consumer handles. After that
 # it is hidden, like one that is in flight elsewhere.
 TWIN_WAIT_S: Final = 1.0
@@ -92,6 +95,7 @@ class ConsumerBase:
         self._call = HandlerCall(handler, is_async=is_async, in_transaction=inbox is not None)
         self._inbox = inbox
         self._hand = WorkInHand()
+        self._unsettled = 0  # how many are done, and not settled
         self._is_running = self._was_run = False
         self._plan: ConsumerPlan | None = None
 
@@ -112,7 +116,13 @@ class ConsumerBase:
     @property
     def in_hand(self) -> int:
         """How many messages are taken and not settled."""
-        return len(self._hand)
+        return len(self._hand) + self._unsettled
+
+    def _free(self) -> int:
+        """How many more messages may be taken. A broker that settles more slowly than it delivers
+        must not fill the memory with what is done."""
+        most = self.settings.batch_size
+        return max(0, min(most - len(self._hand), BATCHES_IN_HAND * most - self.in_hand))
 
     def _plan_for(self, facts: BrokerFacts, defaults: Policy) -> ConsumerPlan:
         self._plan = plan_of(self.settings, facts, defaults)
@@ -146,6 +156,12 @@ class ConsumerBase:
             self.name,
             len(self._hand),
             self.settings.stop_timeout,
+        )
+
+    def _tell_unanswered(self) -> None:
+        _log.warning(
+            "consumer %s: the broker does not answer; what it was told last may come again",
+            self.name,
         )
 
     def _count(self, settled: Sequence[Settled]) -> None:

@@ -20,6 +20,7 @@ from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, BrokerUnavailable
 from oncekey.queues.consumer_base import (
     EXTENSIONS_PER_LEASE,
     PAUSE_FIRST_S,
+    SETTLE_LAST_S,
     TWIN_WAIT_S,
     ConsumerBase,
     began,
@@ -107,7 +108,8 @@ class AsyncConsumer(ConsumerBase):
 
     def stop(self) -> None:
         """Take no more messages, give back those whose handlers have not begun, and let `run`
-        return when the others are done, after `stop_timeout` at the latest."""
+        return when the others are done, after `stop_timeout` at the latest; a broker that does not
+        answer is given a few seconds more."""
         self._stopping.set()
         self._slots.close()
 
@@ -165,9 +167,9 @@ class AsyncConsumer(ConsumerBase):
     # --- receiving ----------------------------------------------------------------------------
 
     async def _receive(self, plan: ConsumerPlan, handler: AsyncMessageHandler) -> None:
-        most, pause = self.settings.batch_size, PAUSE_FIRST_S
+        pause = PAUSE_FIRST_S
         while not self._stopping.is_set():
-            free = most - len(self._hand) if self._store_is_up.is_set() else 0
+            free = self._free() if self._store_is_up.is_set() else 0
             try:
                 messages = await self._received(free, plan)
             except BrokerUnavailable as error:
@@ -179,7 +181,7 @@ class AsyncConsumer(ConsumerBase):
             if messages:
                 await self._dispatch(self._hand.take(messages, time.monotonic()), handler)
             elif not free:
-                await self._wait_for_room(most, handler)
+                await self._wait_for_room(handler)
 
     async def _received(self, free: int, plan: ConsumerPlan) -> Sequence[Message]:
         """What the broker gives. A stop does not wait for a long poll; what that still receives is
@@ -200,11 +202,11 @@ class AsyncConsumer(ConsumerBase):
         finally:
             stopping.cancel()
 
-    async def _wait_for_room(self, most: int, handler: AsyncMessageHandler) -> None:
+    async def _wait_for_room(self, handler: AsyncMessageHandler) -> None:
         """Wait until messages can be taken again: one in hand was settled, or the store is back."""
         if self._store_is_up.is_set():
             self._room.clear()
-            if len(self._hand) >= most:
+            if not self._free():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._room.wait(), _FULL_WAIT_S)
             return
@@ -227,10 +229,12 @@ class AsyncConsumer(ConsumerBase):
 
     async def _dispatch(self, ready: Sequence[Entry], handler: AsyncMessageHandler) -> None:
         ahead = self._claims_ahead(handler.plan)
-        if ahead and len(ready) > 1:
-            await handler.claim_all(ready)
-        for entry in ready:
-            self._ready.put_nowait(entry)
+        try:
+            if ahead and len(ready) > 1:
+                await handler.claim_all(ready)
+        finally:  # the loop may be shut down here: then they are given back
+            for entry in ready:
+                self._ready.put_nowait(entry)
         most = self.settings.batch_size if ahead else self.settings.concurrency
         for _ in range(min(most, len(self._hand)) - len(self._workers)):
             self._workers.append(asyncio.create_task(self._work(handler)))
@@ -241,11 +245,17 @@ class AsyncConsumer(ConsumerBase):
             settled, ready = self._hand.end(entry, disposition)
             if entry.ended is not None:
                 entry.ended.set()
-            self._done += settled
-            self._has_done.set()
-            self._room.set()
+            self._ended(settled)
             for follower in ready:
                 self._ready.put_nowait(follower)
+            if _is_cancelled():  # the loop is shut down, and nobody waits for more
+                return
+
+    def _ended(self, settled: Sequence[Settled]) -> None:
+        self._done += settled
+        self._unsettled += len(settled)
+        self._has_done.set()
+        self._room.set()
 
     async def _handle(self, entry: Entry, handler: AsyncMessageHandler) -> Disposition:
         has_waited = False
@@ -320,6 +330,8 @@ class AsyncConsumer(ConsumerBase):
         if settled:
             await self._broker_call(self._broker.settle, settled)
             self._count(settled)
+            self._unsettled -= len(settled)
+            self._room.set()
 
     async def _broker_call(self, call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         """What the broker does not take is delivered again, so it is told and left."""
@@ -345,8 +357,18 @@ class AsyncConsumer(ConsumerBase):
             self._ready.put_nowait(None)
         self._is_over = True
         self._has_done.set()
-        await settler
+        await self._end_settling(settler, max(SETTLE_LAST_S, until - time.monotonic()))
         await self._broker.close()
+
+    async def _end_settling(self, settler: asyncio.Task[None], seconds: float) -> None:
+        await asyncio.wait((settler,), timeout=seconds)
+        if settler.cancelled():  # the loop is shut down, and cancels every task
+            settler = asyncio.ensure_future(self._settle_done())
+            await asyncio.wait((settler,), timeout=seconds)
+        if not settler.done():
+            self._tell_unanswered()
+            settler.cancel()
+            await asyncio.wait((settler,), timeout=SETTLE_LAST_S)
 
     def _give_back_unbegun(self) -> None:
         """Give back what no worker has begun, however long the others take."""
@@ -356,5 +378,9 @@ class AsyncConsumer(ConsumerBase):
                 self._ready.put_nowait(entry)  # a worker frees the key first
                 continue
             settled, _ = self._hand.end(entry, STOPPED)
-            self._done += settled
-        self._has_done.set()
+            self._ended(settled)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

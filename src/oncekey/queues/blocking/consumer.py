@@ -22,6 +22,7 @@ from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, BrokerUnavailable, Set
 from oncekey.queues.consumer_base import (
     EXTENSIONS_PER_LEASE,
     PAUSE_FIRST_S,
+    SETTLE_LAST_S,
     TWIN_WAIT_S,
     ConsumerBase,
     began,
@@ -76,7 +77,8 @@ class Consumer(ConsumerBase):
 
     def stop(self) -> None:
         """Take no more messages, give back those whose handlers have not begun, and let `run`
-        return when the others are done, after `stop_timeout` at the latest."""
+        return when the others are done, after `stop_timeout` at the latest; a broker that does not
+        answer is given a few seconds more."""
         self._stopping.set()
         interrupt = getattr(self._broker, "interrupt", None)
         if interrupt is not None:
@@ -148,10 +150,10 @@ class Consumer(ConsumerBase):
     # --- receiving ----------------------------------------------------------------------------
 
     def _receive(self, plan: ConsumerPlan, handler: MessageHandler) -> None:
-        most, pause = self.settings.batch_size, PAUSE_FIRST_S
+        pause = PAUSE_FIRST_S
         while not self._stopping.is_set():
             with self._lock:
-                free = most - len(self._hand) if self._store_is_up else 0
+                free = self._free() if self._store_is_up else 0
             try:
                 wait = RECEIVE_WAIT_S if free else 0.0
                 messages = self._broker.receive(free, wait, plan.lease_s)
@@ -164,7 +166,7 @@ class Consumer(ConsumerBase):
             if messages:
                 self._take(messages, handler)
             elif not free:
-                self._wait_for_room(most, handler)
+                self._wait_for_room(handler)
 
     def _take(self, messages: Sequence[Message], handler: MessageHandler) -> None:
         with self._lock:
@@ -173,10 +175,12 @@ class Consumer(ConsumerBase):
 
     def _dispatch(self, ready: Sequence[Entry], handler: MessageHandler) -> None:
         ahead = self._claims_ahead(handler.plan)
-        if ahead and len(ready) > 1:
-            handler.claim_all(ready)
-        for entry in ready:
-            self._ready.put(entry)
+        try:
+            if ahead and len(ready) > 1:
+                handler.claim_all(ready)
+        finally:  # Ctrl-C may come here: then they are given back
+            for entry in ready:
+                self._ready.put(entry)
         most = self.settings.batch_size if ahead else self.settings.concurrency
         with self._lock:
             missing = min(most, len(self._hand)) - len(self._workers)
@@ -187,11 +191,11 @@ class Consumer(ConsumerBase):
                 self._workers.append(worker)
                 worker.start()
 
-    def _wait_for_room(self, most: int, handler: MessageHandler) -> None:
+    def _wait_for_room(self, handler: MessageHandler) -> None:
         """Wait until messages can be taken again: one in hand was settled, or the store is back."""
         if self._store_is_up:
             with self._lock:
-                if len(self._hand) >= most and not self._stopping.is_set():
+                if not self._free() and not self._stopping.is_set():
                     self._room.wait(_FULL_WAIT_S)
             return
         pause = PAUSE_FIRST_S
@@ -227,6 +231,7 @@ class Consumer(ConsumerBase):
                 self._receiving_ended.wait()
             with self._lock:
                 settled, ready = self._hand.end(entry, disposition)
+                self._unsettled += len(settled)
                 self._room.notify()
             if entry.ended is not None:
                 entry.ended.set()
@@ -293,6 +298,9 @@ class Consumer(ConsumerBase):
                 if settled:
                     self._broker_call(self._broker.settle, settled)
                     self._count(settled)
+                    with self._lock:
+                        self._unsettled -= len(settled)
+                        self._room.notify()
                 now = time.monotonic()
                 if now >= due:
                     due = now + every
@@ -341,8 +349,11 @@ class Consumer(ConsumerBase):
         for _ in self._workers:
             self._ready.put(None)
         self._done.put(None)
-        settler.join()
-        self._broker.close()
+        settler.join(max(SETTLE_LAST_S, until - time.monotonic()))
+        if settler.is_alive():
+            self._tell_unanswered()  # and close nothing that the settler still uses
+        else:
+            self._broker.close()
 
     def _give_back_unbegun(self) -> None:
         """Give back what no worker has begun, however long the others take."""
@@ -354,6 +365,7 @@ class Consumer(ConsumerBase):
                     continue
                 with self._lock:
                     settled, _ = self._hand.end(entry, STOPPED)
+                    self._unsettled += len(settled)
                 self._done.put(settled)
         for entry in claimed:
             self._ready.put(entry)
