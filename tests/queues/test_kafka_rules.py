@@ -271,6 +271,7 @@ def test_a_message_that_could_not_be_written_to_another_topic_stays() -> None:
         ({"enable.auto.commit": "true"}, "enable.auto.commit must be off"),
         ({"max.poll.interval.ms": 10_000}, "revoke_timeout of 10 s must be shorter"),
         ({"group.id": ""}, "must be the name of a consumer group"),
+        ({"bootstrap.servers": None}, "config= has no bootstrap.servers"),
     ],
 )
 def test_options_of_the_client_that_lose_messages_are_refused(
@@ -289,6 +290,7 @@ def test_aiokafka_is_refused_the_same_under_its_own_names() -> None:
     for changed, said in (
         ({"auto_offset_reset": "oldest"}, "auto_offset_reset='oldest' is not a choice"),
         ({"enable_auto_commit": True}, "enable_auto_commit must be off"),
+        ({"bootstrap_servers": ""}, "config= has no bootstrap_servers"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             AsyncKafkaConsumer(
