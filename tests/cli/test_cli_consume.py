@@ -143,7 +143,7 @@ def test_warnings_are_shown_where_nobody_set_up_logging(oncekey: Command, tmp_pa
     plain = oncekey("consume", "shop:noisy", **environment_of(tmp_path))
     (tmp_path / "keys.db").unlink()
     lines = oncekey("consume", "shop:noisy", "--json", **environment_of(tmp_path))
-    assert plain.err == "oncekey: the van is late\n"
+    assert plain.err == "oncekey: shop: the van is late\n"
     (log,) = [event for event in events(lines.out) if event["event"] == "log"]
     assert (log["level"], log["logger"], log["text"]) == ("warning", "shop", "the van is late")
     assert lines.err == ""
@@ -262,6 +262,7 @@ def test_what_cannot_be_consumed_is_one_clear_line(
     assert ran.code == code
     assert words in ran.err
     assert ran.err.count("\n") == 1
+    assert "ended" not in ran.out
 
 
 def test_one_that_fails_stops_the_others_gracefully(here: Command, tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.queues.running_consumer import PATIENCE_S, running, wait_until
 
-from oncekey import NotStarted, Terminal
+from oncekey import AsyncOnce, NotStarted, Once, Terminal
 from oncekey.core.errors import ConfigurationError
+from oncekey.queues.aio.consumer import AsyncConsumer
+from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
-from oncekey.queues.memory_broker import MemoryBroker
+from oncekey.queues.memory_broker import AsyncMemoryBroker, MemoryBroker
 from oncekey.queues.queue_message import Message
 
 KINDS = ("threads", "tasks")
@@ -350,12 +353,43 @@ def test_a_handler_that_ends_its_thread_leaves_a_key_that_nobody_runs_again(kind
 def test_a_mistake_in_the_settings_shows_when_the_consumer_is_made(
     options: dict[str, object], message: str
 ) -> None:
-    from oncekey import Once
-    from oncekey.queues.blocking.consumer import Consumer
-
     given: dict[str, object] = {"name": "shipping", "key": "json:$.id", **options}
     with Once("memory://") as once, pytest.raises(ConfigurationError, match=message):
         Consumer(once, MemoryBroker(), print, **given)
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (lambda: None, "is called with the message"),
+        (lambda message, database: None, "is called with the message"),
+        (lambda attempt: None, "is called with the message"),
+        (lambda message, connection: None, "only a consumer with inbox="),
+        ("ship", "must be a function"),
+    ],
+)
+def test_a_handler_that_cannot_be_called_is_refused_before_a_message_meets_it(
+    handler: Any, message: str
+) -> None:
+    with Once("memory://") as once, pytest.raises(ConfigurationError, match=message):
+        Consumer(once, MemoryBroker(), handler, name="shipping", key="json:$.id")
+
+
+def test_an_engine_of_the_wrong_kind_is_refused(kind: str) -> None:
+    async def ship_async(message: Message) -> None: ...
+
+    options: Any = {"name": "shipping", "key": "json:$.id"}
+    engines: list[Any] = ["sqlite:///keys.db", None]
+    engines.append(AsyncOnce("memory://") if kind == "threads" else Once("memory://"))
+    kinds: dict[str, Any] = {
+        "threads": lambda once: Consumer(once, MemoryBroker(), print, **options),
+        "tasks": lambda once: AsyncConsumer(
+            once, AsyncMemoryBroker(MemoryBroker()), ship_async, **options
+        ),
+    }
+    for once in engines:
+        with pytest.raises(ConfigurationError, match="once must be of type"):
+            kinds[kind](once)
 
 
 def test_a_consumer_runs_once_at_a_time(kind: str) -> None:

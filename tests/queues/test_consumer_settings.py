@@ -115,10 +115,10 @@ def test_a_keep_that_was_given_and_is_too_short_is_refused() -> None:
     assert plan({"keep": "5d"}, facts).policy.times.keep == 5 * DAY_US
 
 
-def test_a_broker_that_keeps_for_ever_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_sets_no_limit_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "oncekey"):
         plan(facts=BrokerFacts("orders", retention=math.inf))
-    assert "keeps messages for ever" in caplog.text
+    assert "no limit is known for how long a message can come back" in caplog.text
 
 
 # --- the broker's own limits ----------------------------------------------------------------------

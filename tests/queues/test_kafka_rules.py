@@ -290,6 +290,7 @@ def test_a_retry_topic_that_takes_nothing_is_tried_now_and_then_and_not_in_a_loo
         ({"enable.auto.commit": "true"}, "enable.auto.commit must be off"),
         ({"max.poll.interval.ms": 10_000}, "revoke_timeout of 10 s must be shorter"),
         ({"group.id": ""}, "must be the name of a consumer group"),
+        ({"bootstrap.servers": None}, "config= has no bootstrap.servers"),
     ],
 )
 def test_options_of_the_client_that_lose_messages_are_refused(
@@ -308,6 +309,7 @@ def test_aiokafka_is_refused_the_same_under_its_own_names() -> None:
     for changed, said in (
         ({"auto_offset_reset": "oldest"}, "auto_offset_reset='oldest' is not a choice"),
         ({"enable_auto_commit": True}, "enable_auto_commit must be off"),
+        ({"bootstrap_servers": ""}, "config= has no bootstrap_servers"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             AsyncKafkaConsumer(

@@ -65,11 +65,29 @@ def test_a_message_without_a_usable_key_is_refused_never_handled_unguarded(
 
 
 @pytest.mark.parametrize(
-    "choice", ["", "id", "header:", "json:id", "json:$", "json:$.", "json:$.a..b", 5, None]
+    "choice",
+    ["", "id", "header:", "json:id", "json:$", "json:$.", "json:$.a..b", "json:$.a[0].b", 5, None],
 )
 def test_a_choice_that_says_nothing_is_refused_at_once(choice: Any) -> None:
     with pytest.raises(ConfigurationError, match="key="):
         key_reader(choice, "q-1")
+
+
+@pytest.mark.parametrize(
+    ("choice", "found", "said"),
+    [
+        ("header:Order-Id", message(), "no key in its header 'order-id'"),
+        ("json:$.order.id", message({}), "no key at $.order.id"),
+        ("json:$.order.id", message(b""), "has no body, so it has no key at $.order.id"),
+        (lambda found: "", message(), "no key by the function of key="),
+    ],
+)
+def test_a_dead_letter_without_a_key_says_where_it_was_looked_for(
+    choice: KeyChoice, found: Message, said: str
+) -> None:
+    with pytest.raises(InvalidKey) as refused:
+        key_of(choice, found)
+    assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("identity", [None, ""])

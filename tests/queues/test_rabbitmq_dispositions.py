@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -256,7 +257,9 @@ def test_a_delivery_of_a_lost_connection_is_told_and_comes_again(
 # --- the start ------------------------------------------------------------------------------------
 
 
-def test_a_missing_queue_is_declared_only_on_demand(kind: str, channel: Any) -> None:
+def test_a_missing_queue_is_declared_only_on_demand(
+    kind: str, channel: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = processes.fresh_name("orders")
     with (
         broker_of(kind, rabbitmq().url, queue) as broker,
@@ -268,6 +271,8 @@ def test_a_missing_queue_is_declared_only_on_demand(kind: str, channel: Any) -> 
     arguments = rabbitmq().ask("GET", f"queues/%2F/{queue}")["arguments"]
     assert arguments["x-queue-type"] == "quorum"
     assert arguments["x-dead-letter-routing-key"] == f"{queue}.dead"
+    told = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert told == []  # the clients would warn of each queue that is not there yet
 
 
 def test_a_delay_queue_that_is_declared_otherwise_is_refused(

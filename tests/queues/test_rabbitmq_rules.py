@@ -197,7 +197,7 @@ def facts(report: QueueReport | None, version: tuple[int, ...] = (4, 3)) -> Brok
 
 
 def test_facts_without_and_with_a_report() -> None:
-    assert facts(None) == BrokerFacts("orders", hold_max=1_800)
+    assert facts(None) == BrokerFacts("orders", retention=math.inf, hold_max=1_800)
     told = facts(report_of(arguments={"x-consumer-timeout": 60_000}))
     assert told == BrokerFacts("orders", retention=math.inf, hold_max=60, receives_max=21)
 

@@ -33,6 +33,7 @@ _FIGURES: Final = {
     Kind.PARK: "parked",
     Kind.GIVE_BACK: "given_back",
 }
+_OWN_LOGGER: Final = "oncekey"
 # What is shown of single messages: without --json only what somebody may want to look at.
 _SHOWN: Final = frozenset((Kind.RETRY, Kind.DEAD_LETTER, Kind.PARK))
 
@@ -80,7 +81,7 @@ def text_of(figures: Mapping[str, float]) -> str:
             parts.append(f"{value:,} removed")
         elif value:
             parts.append(f"{value:,} {name.replace('_', ' ')}")
-    return ", ".join(parts) or "nothing yet"
+    return ", ".join(parts) or "nothing"
 
 
 class ConsumeReport:
@@ -138,14 +139,14 @@ class ConsumeReport:
             figures.pop("per_second", None)
             if self._out.as_json:
                 self._event("end", consumer=one.member.name, **figures)
-            else:
+            elif one.member.error is None or any(figures.values()):  # else it has not begun
                 self._out.line(f"{one.member.name} ended: {text_of(figures)}")
 
     @contextmanager
     def log(self) -> Iterator[None]:
         """Show the log while this is open, if nobody has set up another place for it."""
         root = logging.getLogger()
-        if root.handlers or logging.getLogger("oncekey").handlers:
+        if root.handlers or logging.getLogger(_OWN_LOGGER).handlers:
             yield
             return
         handler = _LogHandler(self._log_line)
@@ -177,8 +178,10 @@ class ConsumeReport:
             text += f": {record.exc_info[1]!r}"
         if self._out.as_json:
             self._event("log", level=record.levelname.lower(), logger=record.name, text=text)
-        else:
+        elif record.name.partition(".")[0] == _OWN_LOGGER:
             error_line(text)
+        else:  # of a client, say
+            error_line(f"{record.name}: {text}")
 
     def _line(self, text: str) -> None:
         with self._lock:

@@ -176,9 +176,9 @@ def _keep_option(
         if given is not None:
             return {}  # whoever says how long has thought about it
         _log.warning(
-            "%s: the broker keeps messages for ever, a key is remembered for %s after its end; a "
-            "message that comes back later is handled again. Set keep= to the longest time after "
-            "which messages are read again",
+            "%s: no limit is known for how long a message can come back, and a key is remembered "
+            "for %s after its end; a message that comes back later is handled again. Set keep= to "
+            "the longest time after which messages may come back",
             what,
             human(keep),
         )
@@ -215,6 +215,13 @@ def _check_hold(settings: ConsumerSettings, facts: BrokerFacts, policy: Policy) 
             f"consumer {settings.name!r}: lease={policy.lease!r} is longer than the "
             f"{facts.hold_max:g} s for which the broker lets a message of {facts.queue!r} be held"
         )
+
+
+def check_engine(once: object, kind: type) -> None:
+    """Refuse what is not the engine that this consumer needs, before a message meets it."""
+    if not isinstance(once, kind):
+        given = repr(once) if isinstance(once, str) else f"of type {type(once).__name__}"
+        raise ConfigurationError(f"once must be of type {kind.__name__}, and is {given}")
 
 
 def _check_count(name: str, value: object, most: int) -> None:

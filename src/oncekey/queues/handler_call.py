@@ -34,13 +34,15 @@ class HandlerCall:
             raise ConfigurationError(f"handler must be a function, not {handler!r}")
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
             raise ConfigurationError("handler is a generator; give a function of the message")
+        name = getattr(handler, "__name__", handler)
         if _is_async(handler) is not is_async:
-            kind, right = ("plain", "Once") if is_async else ("async", "AsyncOnce")
             raise ConfigurationError(
-                f"handler {getattr(handler, '__name__', handler)!r} is {kind}; consume with {right}"
+                f"handler {name!r} is a plain function; an async consumer, over AsyncOnce, takes "
+                "an async one"
+                if is_async
+                else f"handler {name!r} is async; take the async consumer, over AsyncOnce"
             )
-        parameters = inspect.signature(handler).parameters
-        wanted = [name for name in _OPTIONAL if name in parameters]
+        wanted = _wanted(handler, name)
         if "connection" in wanted and not in_transaction:
             raise ConfigurationError(
                 "handler takes a connection, which only a consumer with inbox= has"
@@ -107,6 +109,24 @@ def _number(step: str) -> int:
     """The number of the attempt that began this try; 0 for a step of the user's own."""
     number = step.removeprefix(_MARK)
     return int(number) if step.startswith(_MARK) and number.isdecimal() else 0
+
+
+def _wanted(handler: Callable[..., Any], name: object) -> list[str]:
+    """What the handler takes beside the message. A handler that cannot be called is refused now:
+    else each message would be a dead letter."""
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:  # some functions of C do not tell
+        return []
+    wanted = [each for each in _OPTIONAL if each in signature.parameters]
+    try:
+        signature.bind(None, **dict.fromkeys(wanted))
+    except TypeError as error:
+        raise ConfigurationError(
+            f"handler {name!r} takes {signature}; it is called with the message, then `attempt` "
+            f"and `connection` by name if it has parameters of these names: {error}"
+        ) from error
+    return wanted
 
 
 def _is_async(fn: Callable[..., Any]) -> bool:

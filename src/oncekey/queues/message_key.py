@@ -17,6 +17,7 @@ from oncekey.queues.queue_message import Message
 DELIVERY: Final = "delivery"
 _HEADER: Final = "header:"
 _JSON: Final = "json:"
+_NOT_PLAIN: Final = frozenset("[]*")  # of JSONPath, which can do more than is read here
 _CHOICES: Final = (
     "a function of the message, 'header:NAME', 'json:$.path.to.id', or 'delivery' for the broker's "
     "own id, which does not recognise a message that was sent twice"
@@ -29,7 +30,7 @@ def key_reader(choice: KeyChoice, identity: str | None) -> Callable[[Message], s
     """The function that reads the key of a message. `identity` tells this queue from another one
     of the same name, created later; None if the broker cannot tell."""
     if callable(choice):
-        return _checked(choice)
+        return _checked(choice, "by the function of key=")
     if not isinstance(choice, str):
         raise ConfigurationError(f"key={choice!r} must be {_CHOICES}")
     if choice == DELIVERY:
@@ -37,9 +38,10 @@ def key_reader(choice: KeyChoice, identity: str | None) -> Callable[[Message], s
     if choice.startswith(_HEADER):
         name = choice.removeprefix(_HEADER).strip().lower()
         if name:
-            return _checked(lambda message: message.headers.get(name))
+            return _checked(lambda message: message.headers.get(name), f"in its header {name!r}")
     if choice.startswith(_JSON):
-        return _checked(_json_reader(choice.removeprefix(_JSON).strip()))
+        path = choice.removeprefix(_JSON).strip()
+        return _checked(_json_reader(path), f"at {path}")
     raise ConfigurationError(f"key={choice!r} must be {_CHOICES}")
 
 
@@ -62,17 +64,18 @@ def _delivery_reader(identity: str | None) -> Callable[[Message], str]:
 def _json_reader(path: str) -> Callable[[Message], Any]:
     """Reads the member at a plain path such as $.order.id or $.items.0.sku."""
     names = path.removeprefix("$").removeprefix(".").split(".")
-    if not path.startswith("$") or not all(names):
+    if not path.startswith("$.") or not all(names) or not _NOT_PLAIN.isdisjoint(path):
         raise ConfigurationError(
-            f"key='json:{path}' must be a plain path such as 'json:$.order.id'; for anything else "
-            "give a function of the message"
+            f"key='json:{path}' must be a plain path such as 'json:$.order.id' or "
+            "'json:$.items.0.id'; for anything else give a function of the message"
         )
 
     def read(message: Message) -> Any:
         try:
             found = json.loads(message.body)
         except ValueError as error:
-            raise InvalidKey(f"the message is not JSON, so it has no key at {path}") from error
+            what = "is not JSON" if message.body else "has no body"
+            raise InvalidKey(f"the message {what}, so it has no key at {path}") from error
         for name in names:
             if isinstance(found, dict):
                 found = found.get(name)
@@ -85,7 +88,7 @@ def _json_reader(path: str) -> Callable[[Message], Any]:
     return read
 
 
-def _checked(read: Callable[[Message], Any]) -> Callable[[Message], str]:
+def _checked(read: Callable[[Message], Any], where: str) -> Callable[[Message], str]:
     """Keys are text or whole numbers; a message without one is refused, never handled unguarded."""
 
     def key_of(message: Message) -> str:
@@ -93,7 +96,7 @@ def _checked(read: Callable[[Message], Any]) -> Callable[[Message], str]:
         if isinstance(key, int) and not isinstance(key, bool):
             return str(key)
         if key is None or key == "":
-            raise MissingKey("this message has no key where key= looks for it")
+            raise MissingKey(f"this message has no key {where}")
         if not isinstance(key, str):
             raise InvalidKey(f"the key of this message is a {type(key).__name__}, not text")
         return key

@@ -23,6 +23,7 @@ from oncekey.queues.consumer_settings import (
     BrokerFacts,
     ConsumerSettings,
     RequestChoice,
+    check_engine,
     plan_of,
 )
 from oncekey.queues.disposition import Disposition
@@ -97,6 +98,8 @@ def consume(
     )
     if not isinstance(body, bytes):
         raise ConfigurationError(f"body must be the message's bytes, not a {type(body).__name__}")
+    if not isinstance(once, AsyncOnce):
+        check_engine(once, Once)
     named = {key.lower(): value for key, value in (headers or {}).items()}
     if not all(isinstance(value, str) for value in named.values()):
         raise ConfigurationError("headers must be text; leave out or decode the others")

@@ -92,7 +92,7 @@ def _consumer_of(name: str) -> Consumer | AsyncConsumer:
     target = members[0].target
     if not isinstance(target, (Consumer, AsyncConsumer)):
         raise UsageProblem(
-            f"{name} is a {type(target).__name__}, which has no dead letters; name a consumer"
+            f"{name} is of type {type(target).__name__}, which has no dead letters; name a consumer"
         )
     return target
 

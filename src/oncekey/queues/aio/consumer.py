@@ -27,7 +27,7 @@ from oncekey.queues.consumer_base import (
     is_store_down,
     next_pause,
 )
-from oncekey.queues.consumer_settings import ConsumerPlan
+from oncekey.queues.consumer_settings import ConsumerPlan, check_engine
 from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
@@ -81,6 +81,7 @@ class AsyncConsumer(ConsumerBase):
     def __init__(
         self, once: AsyncOnce, broker: AsyncBroker, handler: Callable[..., Any], **options: Any
     ) -> None:
+        check_engine(once, AsyncOnce)
         super().__init__(handler, is_async=True, **options)
         self._once = once
         self._broker = broker

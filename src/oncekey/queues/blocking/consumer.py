@@ -29,7 +29,7 @@ from oncekey.queues.consumer_base import (
     is_store_down,
     next_pause,
 )
-from oncekey.queues.consumer_settings import ConsumerPlan
+from oncekey.queues.consumer_settings import ConsumerPlan, check_engine
 from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
@@ -47,6 +47,7 @@ class Consumer(ConsumerBase):
     def __init__(
         self, once: Once, broker: Broker, handler: Callable[..., Any], **options: Any
     ) -> None:
+        check_engine(once, Once)
         super().__init__(handler, is_async=False, **options)
         self._once = once
         self._broker = broker

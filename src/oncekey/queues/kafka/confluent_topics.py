@@ -23,6 +23,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 
 _PAUSE_S: Final = 0.1
+_CRITICAL: Final = 2  # of syslog's levels
 _NEW_TOPIC: Final = frozenset((KafkaError.LEADER_NOT_AVAILABLE,))
 
 
@@ -30,7 +31,9 @@ class ConfluentTopics:
     """Questions to the cluster; each takes `timeout` seconds at most."""
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
-        self._admin = AdminClient(dict(config))
+        # What it cannot do is raised; the client would also write a line for each connection that
+        # is refused, every 50 ms.
+        self._admin = AdminClient({"log_level": _CRITICAL, **config})
         self._timeout = timeout
 
     def check(self, topics: Sequence[str]) -> None:
@@ -96,4 +99,7 @@ def _retention(configs: Mapping[str, Any]) -> float:
 
 
 def unavailable(error: KafkaException | KafkaError) -> BrokerUnavailable:
-    return BrokerUnavailable(f"Kafka does not answer as it should: {error}")
+    """The error with its text alone: in full it is KafkaError{code=...,val=...,str="..."}."""
+    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    text = found.str() if isinstance(found, KafkaError) else str(found)
+    return BrokerUnavailable(f"Kafka does not answer as it should: {text}")

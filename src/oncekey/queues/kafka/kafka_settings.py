@@ -51,6 +51,7 @@ _OPTIONS: Final = (
 class OptionNames:
     """What one client calls the options that decide about losing messages."""
 
+    servers: tuple[str, ...]
     group: str
     reset: str
     resets: tuple[str, ...]
@@ -59,6 +60,7 @@ class OptionNames:
 
 
 CONFLUENT: Final = OptionNames(
+    ("bootstrap.servers", "metadata.broker.list"),
     "group.id",
     "auto.offset.reset",
     ("earliest", "latest", "error"),
@@ -66,6 +68,7 @@ CONFLUENT: Final = OptionNames(
     "max.poll.interval.ms",
 )
 AIOKAFKA: Final = OptionNames(
+    ("bootstrap_servers",),
     "group_id",
     "auto_offset_reset",
     ("earliest", "latest", "none"),
@@ -188,7 +191,12 @@ def _group_of(config: Mapping[str, Any], name: str, names: OptionNames) -> str:
 
 
 def _check_config(config: Mapping[str, Any], names: OptionNames, revoke_timeout: float) -> None:
-    """Refuse options of a client under which messages are lost."""
+    """Refuse options of a client under which messages are lost, or none are found."""
+    if not any(config.get(name) for name in names.servers):
+        raise ConfigurationError(
+            f"config= has no {names.servers[0]}, such as 'host1:9092,host2:9092'; its options are "
+            "those of the client's own consumer"
+        )
     reset = config.get(names.reset)
     if reset not in names.resets:
         given = f"{names.reset}={reset!r} is not a choice" if reset else f"{names.reset} is missing"

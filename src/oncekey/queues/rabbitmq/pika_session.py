@@ -8,10 +8,12 @@ ended: RabbitMQ delivers again what it left unsettled, and the broker opens a ne
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import pika
@@ -235,7 +237,8 @@ class PikaSession:
 
     def _count(self, queue: str) -> int | None:
         try:
-            found = self._on_own_channel(lambda channel: channel.queue_declare(queue, passive=True))
+            with _expected_refusal():
+                found = self._on_own_channel(lambda own: own.queue_declare(queue, passive=True))
         except RabbitRefused as error:
             cause = error.__cause__
             if isinstance(cause, ChannelClosedByBroker) and cause.reply_code == _NOT_FOUND:
@@ -291,6 +294,23 @@ def _parameters(url: str) -> pika.URLParameters:
         # A node that is short of memory or disk takes no letters; its consumers go elsewhere.
         parameters.blocked_connection_timeout = PUBLISH_TIMEOUT_S
     return parameters
+
+
+@contextmanager
+def _expected_refusal() -> Iterator[None]:
+    """Keep pika from warning of a channel that RabbitMQ closes: a queue that is not there is an
+    answer, and no news for operators. What other threads log is not touched."""
+    me = threading.get_ident()
+    logger = logging.getLogger("pika.channel")
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != me
+
+    logger.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_others)
 
 
 def _nothing() -> None:

@@ -97,7 +97,8 @@ def facts_of(
     """What the loop has to know. `consumer_timeout` is what the user says it is."""
     hold_max: float | None = consumer_timeout or CONSUMER_TIMEOUT_S
     if report is None:
-        return BrokerFacts(queue, identity, hold_max=hold_max)
+        # A queue has no time to live unless it is given one, and nobody can be asked here.
+        return BrokerFacts(queue, identity, retention=math.inf, hold_max=hold_max)
     if consumer_timeout is None:
         hold_max = report.consumer_timeout or CONSUMER_TIMEOUT_S
         if not report.is_quorum and version >= _QUORUM_DELAYS_SINCE:

@@ -34,6 +34,7 @@ from oncekey.queues.consumer_settings import (
     MAX_TRIES_DEFAULT,
     ConsumerSettings,
     RequestChoice,
+    check_engine,
     plan_of,
 )
 from oncekey.queues.disposition import FOLLOWS, Disposition, Kind
@@ -90,6 +91,7 @@ class LambdaHandler:
         max_tries: int = MAX_TRIES_DEFAULT,
         **options: Any,
     ) -> None:
+        check_engine(once, Once)
         retry_options = {
             name: options.pop(name) for name in ("backoff", "backoff_max") if name in options
         }
@@ -185,7 +187,17 @@ class _Source:
             groups.setdefault(message.order_group or message, []).append(message)
         with ThreadPoolExecutor(min(self._concurrency, len(groups)), "oncekey-lambda") as pool:
             done = pool.map(lambda group: self._handle_group(group, deadline), groups.values())
-            return [one for group in done for one in group]
+            settled = [one for group in done for one in group]
+        return [self._again(pair, deadline) for pair in settled]
+
+    def _again(self, pair: Settled, deadline: float | None) -> Settled:
+        """Handle a message once more that was in flight: another message of this batch may have
+        had its key, and is done by now. One of a FIFO group has met its own before."""
+        message, disposition = pair
+        if disposition.kind is not Kind.HIDE or message.order_group:
+            return pair
+        (again,) = self._handle_group([message], deadline)
+        return pair if again[1] is NO_TIME else again
 
     def _handle_group(self, group: Iterable[Message], deadline: float | None) -> list[Settled]:
         settled: list[Settled] = []
