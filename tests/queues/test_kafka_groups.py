@@ -15,6 +15,7 @@ from tests.support.kafka_servers import kafka
 
 from oncekey import Once, Policy
 from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Kind
 from oncekey.queues.kafka import KafkaConsumer
 from oncekey.queues.kafka.confluent_topics import ConfluentTopics
@@ -105,6 +106,28 @@ def test_delivery_keys_of_a_topic_that_is_created_again_are_new_ones(
     with running(consumer()):
         wait_for(lambda: len(seen) == 5, "the new ones are handled")
     assert seen == ["old-1", "old-2", "old-3", "new-1", "new-2"]
+
+
+def test_a_broker_that_does_not_tell_the_id_of_a_topic_is_asked_again(
+    topic: Topic, once: Once, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be away for a moment when partitions are assigned; no message is taken meanwhile."""
+    asked: list[int] = []
+
+    def identity(self: ConfluentTopics, name: str) -> str:
+        asked.append(len(seen))
+        if len(asked) == 2:  # after the one of the start
+            raise BrokerUnavailable("Kafka does not answer as it should")
+        return "first"
+
+    monkeypatch.setattr(ConfluentTopics, "identity", identity)
+    seen: list[object] = []
+    topic.send("a", "b")
+    handler = consumer_of(topic, once, lambda m: seen.append(m.json()["order"]), key="delivery")
+    with running(handler):
+        topic.wait_until_done()
+    assert seen == ["a", "b"]
+    assert asked[:3] == [0, 0, 0]
 
 
 def test_delivery_keys_are_refused_on_a_broker_without_topic_ids(topic: Topic, once: Once) -> None:

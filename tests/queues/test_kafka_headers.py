@@ -199,6 +199,23 @@ def test_a_letter_that_a_redrive_could_not_write_stays_a_dead_letter(
     consumers.close()
 
 
+def test_a_large_message_can_become_a_dead_letter(topic: Topic, consumers: Any) -> None:
+    """What the cluster has taken from another producer is not too large for this one."""
+
+    def fail(message: Message) -> None:
+        raise Terminal("no such address")
+
+    body = b'{"order": 1, "text": "' + b"x" * 1_200_000 + b'"}'
+    producer = Producer({**topic.client, "message.max.bytes": 2_000_000})
+    producer.produce(topic.name, body, partition=0)
+    assert producer.flush(SECONDS) == 0
+    with consumers.running(fail):
+        topic.wait_until_done()
+    (letter,) = topic.read(topic.dead, 1)
+    assert letter.value() == body
+    assert consumers.redrive(10, "repair-1") == 1
+
+
 def test_a_retry_keeps_its_time_and_its_count_in_the_retry_topic(
     topic: Topic, consumers: Any
 ) -> None:

@@ -328,3 +328,34 @@ def test_a_queue_that_would_get_its_own_dead_letters_is_refused(option: str) -> 
         consuming("sync", "memory://", Handler(), "orders", **options),
     ):
         pass
+
+
+def test_a_stream_is_refused_and_a_queue_with_messages_of_one_is_not(
+    kind: str, channel: Any, queue: str, store: str
+) -> None:
+    """A consumer of a stream would skip what was published before it started."""
+    stream = processes.fresh_name("stream")
+    channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+    url, handler = rabbitmq().url, Handler()
+    with (
+        pytest.raises(ConfigurationError, match="is a stream"),
+        consuming(kind, store, handler, stream, url=url) as consumer,
+    ):
+        connected(consumer)
+        publish(channel, stream, order(1))
+        processes.wait_until(lambda: not consumer._is_running, "the consumer ends")
+    assert handler.orders == []
+    with consuming(kind, store, handler, queue, url=url) as consumer:
+        publish(channel, queue, order(2), {"x-stream-offset": 7})  # as a shovel copies it
+        wait_for(consumer, Kind.REMOVE, 1)
+    assert handler.orders == [2]
+
+
+def connected(consumer: Any) -> None:
+    """Wait until a consumer has its subscription."""
+
+    def is_subscribed() -> bool:
+        session = consumer.broker._session
+        return session is not None and session.program.is_subscribed
+
+    processes.wait_until(is_subscribed, "the consumer is subscribed")

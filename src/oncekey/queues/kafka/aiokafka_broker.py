@@ -33,6 +33,7 @@ from oncekey.queues.kafka.aiokafka_values import (
 from oncekey.queues.kafka.kafka_settings import (
     COMMIT_RETRY_S,
     FETCH_MAX,
+    FORWARD_MAX_BYTES,
     FORWARD_TIMEOUT_S,
     MAX_POLL_INTERVAL_S,
     PAUSE_AFTER_S,
@@ -140,7 +141,12 @@ class AiokafkaBroker:
         await self.facts()
         timeout = int(FORWARD_TIMEOUT_S * 1000)
         connection = connection_options(self._config)
-        producer = AIOKafkaProducer(**connection, acks="all", request_timeout_ms=timeout)
+        producer = AIOKafkaProducer(
+            **connection,
+            acks="all",
+            request_timeout_ms=timeout,
+            max_request_size=FORWARD_MAX_BYTES,
+        )
         consumer = AIOKafkaConsumer(
             **{
                 # How long a revocation may take is the client's to say; this is Kafka's own choice.

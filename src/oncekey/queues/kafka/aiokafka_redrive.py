@@ -9,7 +9,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from oncekey.queues.kafka.aiokafka_values import connection_options, unavailable
-from oncekey.queues.kafka.kafka_settings import REDRIVE_SUFFIX, KafkaSettings
+from oncekey.queues.kafka.kafka_settings import (
+    FORWARD_MAX_BYTES,
+    REDRIVE_SUFFIX,
+    KafkaSettings,
+)
 from oncekey.queues.redrive import REDRIVE_HEADER
 
 
@@ -22,7 +26,7 @@ async def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
     )
-    producer = AIOKafkaProducer(**connection, acks="all")
+    producer = AIOKafkaProducer(**connection, acks="all", max_request_size=FORWARD_MAX_BYTES)
     try:
         await producer.start()
         await consumer.start()

@@ -27,6 +27,7 @@ from oncekey.queues.kafka.confluent_values import (
 from oncekey.queues.kafka.kafka_settings import (
     COMMIT_RETRY_S,
     FETCH_MAX,
+    FORWARD_MAX_BYTES,
     FORWARD_TIMEOUT_S,
     PAUSE_AFTER_S,
     POLL_S,
@@ -262,9 +263,14 @@ class GroupMember:
 
 
 def _producer(config: Mapping[str, Any]) -> Producer:
-    timeout = int(FORWARD_TIMEOUT_S * 1000)
-    options = {**connection_options(config), "acks": "all", "message.timeout.ms": timeout}
-    return Producer(options)
+    return Producer(
+        {
+            **connection_options(config),
+            "acks": "all",
+            "message.timeout.ms": int(FORWARD_TIMEOUT_S * 1000),
+            "message.max.bytes": FORWARD_MAX_BYTES,
+        }
+    )
 
 
 def _consumer(

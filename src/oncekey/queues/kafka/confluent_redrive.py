@@ -24,7 +24,12 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.kafka.confluent_topics import unavailable
 from oncekey.queues.kafka.confluent_values import connection_options, record_of, stores_headers
 from oncekey.queues.kafka.kafka_records import KafkaRecord
-from oncekey.queues.kafka.kafka_settings import FORWARD_TIMEOUT_S, REDRIVE_SUFFIX, KafkaSettings
+from oncekey.queues.kafka.kafka_settings import (
+    FORWARD_MAX_BYTES,
+    FORWARD_TIMEOUT_S,
+    REDRIVE_SUFFIX,
+    KafkaSettings,
+)
 from oncekey.queues.redrive import REDRIVE_HEADER
 
 
@@ -45,7 +50,7 @@ def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int, id: s
     consumer = Consumer(options)
     try:
         ends = _assign(consumer, settings)
-        producer = Producer({**connection, "acks": "all"})
+        producer = Producer({**connection, "acks": "all", "message.max.bytes": FORWARD_MAX_BYTES})
         return _move(consumer, producer, settings, ends, most, id)
     except KafkaException as error:
         raise unavailable(error) from error

@@ -22,6 +22,9 @@ ASK_TIMEOUT_DEFAULT: Final = "10s"
 MAX_POLL_INTERVAL_S: Final = 300.0  # both clients' own default
 # The longest that a message to another topic may take; until then its offset is held back.
 FORWARD_TIMEOUT_S: Final = 30.0
+# Of a message to another topic. What the brokers have taken once is theirs to refuse, so this is
+# the clients' highest; their defaults are below what a topic may hold.
+FORWARD_MAX_BYTES: Final = 1_000_000_000
 # After a message could not be written to another topic, it waits here for so long.
 FORWARD_RETRY_S: Final = 5.0
 # `receive` waits no longer, since nothing is asked of Kafka in it, and a stop is noticed after it.

@@ -44,7 +44,10 @@ class AioPikaBroker:
             return ()
         if not session.program.is_subscribed:
             await session.run(session.program.subscribe(self.settings.prefetch))
-        return await session.take(most, wait)
+        messages = await session.take(most, wait)
+        if session.program.may_be_of_a_stream(messages):
+            await session.run(session.program.check_kind())
+        return messages
 
     async def settle(self, settled: Sequence[Settled]) -> None:
         session = self._session

@@ -33,6 +33,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     ChannelCall,
     CountMessages,
     Declare,
+    IsStream,
     Program,
     Publish,
     RabbitRefused,
@@ -49,6 +50,7 @@ from oncekey.queues.rabbitmq.rabbit_settings import (
     PUBLISH_TIMEOUT_S,
     RabbitSettings,
 )
+from oncekey.queues.rabbitmq.topology import STREAM
 
 T = TypeVar("T")
 _log = logging.getLogger("oncekey")
@@ -188,6 +190,8 @@ class AioPikaSession:
                 await self._declare(queue, arguments)
             case CountMessages(queue):
                 return await self._count(queue)
+            case IsStream(queue):
+                return await self._is_stream(queue)
             case Take(queue):
                 channel = await self._letters.get_underlay_channel()
                 got = await channel.basic_get(queue)
@@ -232,6 +236,13 @@ class AioPikaSession:
             raise
         count: int = found.declaration_result.message_count
         return count
+
+    async def _is_stream(self, queue: str) -> bool:
+        try:
+            await self._declare(queue, STREAM)
+        except RabbitRefused:
+            return False
+        return True
 
     # --- what comes by itself -------------------------------------------------------------------
 

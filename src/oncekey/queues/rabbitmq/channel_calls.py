@@ -31,6 +31,12 @@ class Declare(NamedTuple):
     arguments: Arguments
 
 
+class IsStream(NamedTuple):
+    """Whether a queue that is there is a stream; False if the user has no right to ask."""
+
+    queue: str
+
+
 class Subscribe(NamedTuple):
     """Have messages sent, at most `prefetch` that are not settled."""
 
@@ -74,7 +80,16 @@ class AckTaken(NamedTuple):
 
 
 ChannelCall = (
-    CountMessages | Declare | Subscribe | Unsubscribe | Ack | Requeue | Publish | Take | AckTaken
+    CountMessages
+    | Declare
+    | IsStream
+    | Subscribe
+    | Unsubscribe
+    | Ack
+    | Requeue
+    | Publish
+    | Take
+    | AckTaken
 )
 Program = Generator[ChannelCall, Any, T]
 

@@ -33,6 +33,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     AckTaken,
     CountMessages,
     Declare,
+    IsStream,
     Program,
     Publish,
     Requeue,
@@ -40,7 +41,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Take,
     Unsubscribe,
 )
-from oncekey.queues.rabbitmq.rabbit_facts import Version
+from oncekey.queues.rabbitmq.rabbit_facts import Version, stream_refused
 from oncekey.queues.rabbitmq.topology import (
     QueueNames,
     delay_arguments,
@@ -48,6 +49,8 @@ from oncekey.queues.rabbitmq.topology import (
     queue_arguments,
     store_arguments,
 )
+
+STREAM_HEADER: Final = "x-stream-offset"
 
 REFUSED_LETTER_DELAY_S: Final = 32.0  # before a letter that its queue did not take is tried again
 _log = logging.getLogger("oncekey")
@@ -68,6 +71,7 @@ class ChannelProgram:
         self.retry_delay: float | None = None
         self._version = version
         self._declared: set[str] = set()
+        self._is_queue = False  # known not to be a stream
 
     # --- the beginning and the end --------------------------------------------------------------
 
@@ -91,6 +95,18 @@ class ChannelProgram:
         if not self.is_subscribed:
             yield Subscribe(self.names.queue, prefetch)
             self.is_subscribed = True
+
+    def may_be_of_a_stream(self, messages: Sequence[Message]) -> bool:
+        """True if only `check_kind` can tell whether this is a queue: its messages have a header
+        that a stream gives them, and that a shovel copies into queues."""
+        return not self._is_queue and any(STREAM_HEADER in each.headers for each in messages)
+
+    def check_kind(self) -> Program[None]:
+        """Refuse to consume a stream: what was published while nobody consumed it is not delivered,
+        and nothing is ever removed."""
+        if (yield IsStream(self.names.queue)):
+            raise stream_refused(self.names.queue)
+        self._is_queue = True
 
     def leave(self) -> Program[None]:
         """Give back everything that is not settled: a connection that is closed over it would

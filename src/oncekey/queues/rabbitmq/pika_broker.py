@@ -49,7 +49,10 @@ class PikaBroker:
             return ()
         if not session.program.is_subscribed:
             session.run(session.program.subscribe(self.settings.prefetch))
-        return session.take(most, min(wait, WAIT_MAX_S))
+        messages = session.take(most, min(wait, WAIT_MAX_S))
+        if session.program.may_be_of_a_stream(messages):
+            session.run(session.program.check_kind())
+        return messages
 
     def settle(self, settled: Sequence[Settled]) -> None:
         session = self._session

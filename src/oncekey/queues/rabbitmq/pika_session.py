@@ -30,6 +30,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     ChannelCall,
     CountMessages,
     Declare,
+    IsStream,
     Program,
     Publish,
     RabbitRefused,
@@ -46,6 +47,7 @@ from oncekey.queues.rabbitmq.rabbit_settings import (
     PUBLISH_TIMEOUT_S,
     RabbitSettings,
 )
+from oncekey.queues.rabbitmq.topology import STREAM
 
 T = TypeVar("T")
 _IDLE_S: Final = 5.0  # the thread looks around this often; it is woken when there is work
@@ -218,6 +220,8 @@ class PikaSession:
                 )
             case CountMessages(queue):
                 return self._count(queue)
+            case IsStream(queue):
+                return self._is_stream(queue)
             case Take(queue):
                 method, properties, body = self._letters.basic_get(queue)
                 return None if method is None else self._message(method, properties, body)
@@ -246,6 +250,13 @@ class PikaSession:
             raise
         count: int = found.method.message_count
         return count
+
+    def _is_stream(self, queue: str) -> bool:
+        try:
+            self._perform(Declare(queue, STREAM))
+        except RabbitRefused:
+            return False
+        return True
 
     def _on_own_channel(self, call: Callable[[BlockingChannel], Any]) -> Any:
         """RabbitMQ closes the channel of a call that it refuses, so such a call has its own."""

@@ -54,7 +54,9 @@ class QueueReport(NamedTuple):
 
 
 def parse_report(answer: Mapping[str, Any], version: Version) -> QueueReport:
-    """The report in an answer of the management API."""
+    """The report in an answer of the management API; raises ConfigurationError for a stream."""
+    if answer.get("type") == "stream":
+        raise stream_refused(str(answer.get("name")))
     policy = answer.get("effective_policy_definition") or {}
     arguments = answer.get("arguments") or {}
 
@@ -77,6 +79,13 @@ def parse_report(answer: Mapping[str, Any], version: Version) -> QueueReport:
         seconds("consumer-timeout"),
         seconds("delayed-retry-min") if is_delayed else None,
         setting("dead-letter-exchange") is not None,
+    )
+
+
+def stream_refused(queue: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{queue!r} is a stream: what is published while no consumer runs would be skipped, and "
+        "nothing is removed from it. Bind a quorum queue to the same exchange, and consume that"
     )
 
 

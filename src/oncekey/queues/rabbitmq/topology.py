@@ -66,6 +66,7 @@ def store_arguments(version: tuple[int, ...]) -> Arguments:
     return _QUORUM if version >= SAFE_DELAYS_SINCE else {}
 
 
+STREAM: Final[Arguments] = {"x-queue-type": "stream"}
 _QUORUM: Final[Arguments] = {"x-queue-type": "quorum"}
 # A message is removed from one queue only after the other has confirmed it. RabbitMQ asks for the
 # second line wherever it is told the first.
