@@ -47,6 +47,7 @@ T = TypeVar("T", bound="AsyncTaskiqDecoratedTask[Any, Any]")
 PUT_OFF_MAX_S: Final = 30.0
 _PUT_OFFS: Final = "oncekey_put_offs"
 _ACK_TYPE: Final = "ack_type"
+_TIME_LIMIT: Final = "timeout"  # of one run, in seconds
 _message: contextvars.ContextVar[TaskiqMessage | None] = contextvars.ContextVar(
     "oncekey_taskiq_message", default=None
 )
@@ -140,11 +141,11 @@ def _guarded(
     @functools.wraps(function)
     async def guarded_function(*args: Any, **kwargs: Any) -> Any:
         message = _message.get()
+        _message.set(None)  # whatever is called from here on has no message
         is_own = message is not None and message.task_name == task.task_name
         sent = (tuple(message.args), message.kwargs) if message and is_own else (args, kwargs)
 
         async def body(attempt: object) -> Any:
-            _message.set(None)  # what the task calls by itself has no message
             return await function(*args, **kwargs)
 
         id = message.task_id if message and is_own else None
@@ -167,7 +168,10 @@ async def _send_again(
     number = int(message.labels.get(_PUT_OFFS, 0))
     left = error.retry_after if isinstance(error, InFlight) else 0.0
     is_away = isinstance(error, StoreUnavailable)
-    await asyncio.sleep(STORE_PAUSE_S if is_away else put_off_s(number, left, PUT_OFF_MAX_S))
+    pause = STORE_PAUSE_S if is_away else put_off_s(number, left, PUT_OFF_MAX_S)
+    limit = message.labels.get(_TIME_LIMIT)
+    # A task that runs into its own time limit here would fail, and its message would be gone.
+    await asyncio.sleep(pause if limit is None else min(pause, float(limit) / 2))
     message.labels[_PUT_OFFS] = str(number + 1)
     await task.broker.kick(task.broker.formatter.dumps(message))
     raise NoResultError from error
