@@ -119,6 +119,60 @@ def test_task_in_flight_elsewhere_is_sent_again_and_leaves_the_result_alone() ->
     with_shop(test)
 
 
+def test_message_with_a_time_limit_is_sent_again_before_that_ends() -> None:
+    async def test(shop: Shop, once: AsyncOnce) -> None:
+        began, end = asyncio.Event(), asyncio.Event()
+
+        async def body(name: str) -> str:
+            began.set()
+            await end.wait()
+            return name
+
+        shop.body = body
+        first = await shop.task.kiq("a")
+        await began.wait()
+        again = TaskiqMessage(
+            task_id=first.task_id,
+            task_name="ship",
+            labels={"timeout": 0.5, guard._PUT_OFFS: "5"},
+            labels_types={},
+            args=["a"],
+            kwargs={},
+        )
+        sent_again = asyncio.Event()
+        kick = shop.broker.kick
+
+        async def noted_kick(message: BrokerMessage) -> None:
+            sent_again.set()
+
+        shop.broker.kick = noted_kick  # type: ignore[method-assign]
+        receive = shop.broker.receiver.callback(shop.broker.formatter.dumps(again).message)
+        async with asyncio.timeout(WAIT_S):
+            await receive
+        assert sent_again.is_set()
+        assert not await first.is_ready()
+        shop.broker.kick = kick  # type: ignore[method-assign]
+        end.set()
+        assert (await result_of(first)).return_value == "a"
+
+    with_shop(test)
+
+
+def test_call_after_a_task_that_ran_in_place_has_arguments_of_its_own() -> None:
+    async def test(shop: Shop, once: AsyncOnce) -> None:
+        broker = InMemoryBroker(await_inplace=True)
+
+        async def double(number: int) -> int:
+            return 2 * number
+
+        task: Any = idempotent_task(once, key=lambda number: number)(broker.task(double))
+        for _ in range(2):
+            assert (await result_of(await task.kiq(1))).return_value == 2
+        assert await task(2) == 4
+
+    with_shop(test)
+
+
 def test_failure_is_stored_and_a_retry_gets_it() -> None:
     async def test(shop: Shop, once: AsyncOnce) -> None:
         async def body(name: str) -> None:

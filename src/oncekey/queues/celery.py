@@ -26,19 +26,25 @@ under a key of its own: duplicates of a message never send more than one, so cop
 from __future__ import annotations
 
 import functools
+import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
 from celery import Task, states
+from celery._state import _get_active_apps, connect_on_app_finalize
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry
-from celery.local import PromiseProxy
+from celery.local import PromiseProxy, Proxy
 
 from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
     LeaseLost,
+    NotReplayable,
     NotStarted,
+    OncekeyError,
     OperationFailed,
     StoreUnavailable,
 )
@@ -46,6 +52,7 @@ from oncekey.core.policy import Policy
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.context import current_attempt
 from oncekey.engine.results import Result
+from oncekey.queues.disposition import describe
 from oncekey.queues.redrive import REDRIVE_HEADER
 from oncekey.queues.task_guard import (
     ARGUMENTS,
@@ -66,6 +73,7 @@ PUT_OFF_WAIT: Final = "5s"
 RESULT_GRACE_S: Final = 3.0
 # The visibility timeouts that these transports have if none is set.
 VISIBILITY_DEFAULTS_S: Final = {"redis": 3_600.0, "rediss": 3_600.0, "sqs": 1_800.0}
+_log = logging.getLogger("oncekey")
 _PUT_OFF: Final = "oncekey_put_off"
 _AWAITED: Final = "oncekey_awaited"
 
@@ -95,30 +103,33 @@ def idempotent_task(
             f"idempotent_task needs a Once, not a {type(once).__name__}: tasks are plain functions"
         )
 
-    def decorate(task: T) -> T:
-        def install() -> None:
-            real: Any = task._get_current_object() if isinstance(task, PromiseProxy) else task
-            try:
-                guard = TaskGuard(
-                    real.run,
-                    operation or real.name,
-                    key=key,
-                    scope=scope,
-                    request=request,
-                    codec=codec,
-                    options=options,
-                )
-                _check(real, guard, once.policy.with_options(**options))
-            except ConfigurationError as error:
-                # An app that survives the error must not run the task without its guard.
-                real.run = _refusal(error)
-                raise
-            real.run = _replacement(real.run, GuardedTask(once, real, guard))
+    def install(real: Any) -> None:
+        try:
+            guard = TaskGuard(
+                real.run,
+                operation or real.name,
+                key=key,
+                scope=scope,
+                request=request,
+                codec=codec,
+                options=options,
+            )
+            _check(real, guard, once.policy.with_options(**options))
+        except ConfigurationError as error:
+            # An app that survives the error must not run the task without its guard.
+            real.run = _refusal(error)
+            raise
+        real.run = _replacement(real.run, GuardedTask(once, real, guard))
 
+    def decorate(task: T) -> T:
         if isinstance(task, PromiseProxy):
-            task.__then__(install)  # the task is made, with the app's settings, when it is needed
+            # The task is made, with the app's settings, when it is needed.
+            task.__then__(lambda: install(task._get_current_object()))
         elif isinstance(task, Task):
-            install()
+            if type(task) is Proxy:
+                _for_every_app(task, install)
+            else:
+                install(task)
         else:
             raise ConfigurationError(
                 f"idempotent_task was given {task!r}, which is no Celery task; put it above "
@@ -127,6 +138,29 @@ def idempotent_task(
         return task
 
     return decorate
+
+
+def _for_every_app(shared: Any, install: Callable[[Any], None]) -> None:
+    """Install the guard of a shared task, of which every app has its own, also those to come. Only
+    in the current app its refusal is raised; another one may never run the task."""
+    current, name = shared.app, shared.name
+
+    def install_in(app: Any) -> None:
+        try:
+            install(app.tasks[name])
+        except ConfigurationError as error:
+            if app is current:
+                raise
+            _log.warning("app %r will refuse to run a task: %s", app.main, error)
+
+    def when_finalized(app: Any) -> None:
+        # Its tasks are all made by then, in an order of their own.
+        app.on_after_finalize.connect(lambda **_: install_in(app), weak=False)
+
+    connect_on_app_finalize(when_finalized)
+    for app in list(_get_active_apps()):
+        if app.finalized:
+            install_in(app)
 
 
 def _replacement(run: Callable[..., Any], guarded: GuardedTask) -> Callable[..., Any]:
@@ -229,33 +263,48 @@ class GuardedTask:
             self._put_off(request, scope, 0.0, "it was overtaken")
         except StoreUnavailable as error:
             self._give_back(request, error)
-        except OperationFailed as error:
-            if error.error_type == Ignore.__name__:
-                raise Ignore("the first run has ended by Ignore") from error
-            if self._has_result(request):
-                raise Ignore("its failure is known already") from error
+        except (OperationFailed, NotReplayable) as error:
+            self._end_like_the_first_run(request, scope, error)
             raise
-        if result.replayed and _came_before(request) and not _ignores_result(self._task, request):
+        if result.replayed and not _ignores_result(self._task, request):
             self._skip_or_await(request, scope, result.value)
         return result.value
 
+    def _end_like_the_first_run(self, request: Any, scope: str, error: OncekeyError) -> None:
+        """Raise Ignore or Reject for a task whose failure is told already. Returns if it is not."""
+        kind = error.error_type if isinstance(error, OperationFailed) else ""
+        if kind == Ignore.__name__:
+            raise Ignore("the first run has ended by Ignore") from error
+        if kind == Reject.__name__:
+            raise Reject("the first run has ended by Reject") from error
+        if self._has_result(request, scope):
+            if not self._task.acks_on_failure_or_timeout:
+                # The worker may have died between the result and the dead letter.
+                raise Reject("its failure is known already") from error
+            raise Ignore("its failure is known already") from error
+
     def _skip_or_await(self, request: Any, scope: str, value: Any) -> None:
-        """Raise Ignore for a task that came again and has its result already, or is about to get
-        it from the worker that ran it. Returns if that worker must have died in between."""
-        if self._has_result(request):
+        """Raise Ignore for a task that has its result already, or is about to get it from the
+        worker that ran it. Returns if that worker must have died in between."""
+        if self._has_result(request, scope):
             if request.chord and _counts_parts_by_id(self._task.backend):
                 # The worker may have died between the result and the chord.
                 self._task.backend.on_chord_part_return(request, states.SUCCESS, value)
             raise Ignore("it has run, and its result is stored")
-        if not request.get(_AWAITED):
+        if _came_before(request) and not request.get(_AWAITED):
             self._put_off(request, scope, RESULT_GRACE_S, "its result is about to be stored", True)
 
-    def _has_result(self, request: Any) -> bool:
-        """True if the result backend has the end of this very task."""
+    def _has_result(self, request: Any, scope: str) -> bool:
+        """True if the result backend has the end of this very task. It may also be that of a task
+        that was sent twice under one id, so no flag of the delivery is asked first."""
         backend = self._task.backend
-        if not backend.persistent or not _came_before(request):
+        if not backend.persistent or isinstance(backend, DisabledBackend):
             return False
-        state: str = backend.get_state(request.id)
+        try:
+            state: str = backend.get_state(request.id)
+        except Exception as error:  # whatever the backend's client raises
+            why = f"its result cannot be read ({describe(error)})"
+            self._put_off(request, scope, RESULT_GRACE_S, why)
         return state in (states.SUCCESS, states.FAILURE)
 
     def _put_off(
@@ -264,7 +313,9 @@ class GuardedTask:
         """Send the task once more, for later, and end this delivery of it without a trace."""
         number = int(request.get(_PUT_OFF) or 0)
         delay = put_off_s(number, seconds, self._longest)
-        key = f"{request.id}:{request.retries}:{number}"
+        # A task id may be any text, a key may not.
+        id = hashlib.blake2b(str(request.id).encode(), digest_size=16).hexdigest()
+        key = f"{id}:{request.retries}:{number}"
 
         def send(attempt: object) -> None:
             self._send_copy(request, delay, number + 1, awaited)
@@ -325,7 +376,8 @@ def _came_before(request: Any) -> bool:
 
 
 def _ignores_result(task: Any, request: Any) -> bool:
-    return bool(task.ignore_result or request.ignore_result)
+    is_disabled = isinstance(task.backend, DisabledBackend)
+    return bool(is_disabled or task.ignore_result or request.ignore_result)
 
 
 def _counts_parts_by_id(backend: Any) -> bool:
