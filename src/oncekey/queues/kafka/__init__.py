@@ -1,4 +1,5 @@
-"""Consumers of Apache Kafka: `KafkaConsumer` for threads, `AsyncKafkaConsumer` for event loops.
+"""Apache Kafka: `KafkaConsumer` and `KafkaSender` for threads, `AsyncKafkaConsumer` and
+`AsyncKafkaSender` for event loops.
 
 consumer = KafkaConsumer(
     once, ship, "orders", name="shipping", key="json:$.order",
@@ -6,7 +7,8 @@ consumer = KafkaConsumer(
 )
 consumer.run()
 
-rules      partition_offsets, order_queue, assigned_partitions, kafka_records, kafka_settings
+rules      partition_offsets, order_queue, assigned_partitions, kafka_records, outgoing_records,
+           kafka_settings
 both       partition_work: what is done with records and dispositions, whichever the client
 clients    confluent_* for threads, aiokafka_* for event loops; each is imported when it is used
 """
@@ -17,16 +19,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.queues.kafka.outgoing_records import KafkaRefused
 
 if TYPE_CHECKING:
     from oncekey.queues.kafka.aiokafka_consumer import AsyncKafkaConsumer
+    from oncekey.queues.kafka.aiokafka_sender import AsyncKafkaSender
     from oncekey.queues.kafka.confluent_consumer import KafkaConsumer
+    from oncekey.queues.kafka.confluent_sender import KafkaSender
 
-__all__ = ["AsyncKafkaConsumer", "KafkaConsumer"]
+__all__ = [
+    "AsyncKafkaConsumer",
+    "AsyncKafkaSender",
+    "KafkaConsumer",
+    "KafkaRefused",
+    "KafkaSender",
+]
 
 _HOMES = {
     "KafkaConsumer": ("oncekey.queues.kafka.confluent_consumer", "kafka"),
+    "KafkaSender": ("oncekey.queues.kafka.confluent_sender", "kafka"),
     "AsyncKafkaConsumer": ("oncekey.queues.kafka.aiokafka_consumer", "kafka-async"),
+    "AsyncKafkaSender": ("oncekey.queues.kafka.aiokafka_sender", "kafka-async"),
 }
 
 

@@ -46,6 +46,9 @@ class AsyncOutboxPublisher(PublisherBase):
             await self._drive(self._begin())
         finally:
             self._is_running = self._stopped = False
+            close = getattr(self._sender, "close", None)
+            if close is not None:
+                await close()
 
     async def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""

@@ -6,8 +6,9 @@ writes the same id; elsewhere the caller gives one, or it is random. Pure, but f
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -57,6 +58,12 @@ class OutgoingMessage:
     def text(self) -> str:
         """The body as UTF-8 text."""
         return self.body.decode()
+
+
+def short_id(id: str, is_allowed: Callable[[str], bool]) -> str:
+    """The id itself where a broker allows it, else a digest of it: the same whenever it is sent.
+    The header `oncekey-key` has the id in full."""
+    return id if is_allowed(id) else "sha256:" + hashlib.sha256(id.encode()).hexdigest()
 
 
 def message_of(entry: OutboxEntry) -> OutgoingMessage:

@@ -30,7 +30,8 @@ class OutboxPublisher(PublisherBase):
     `once` is the engine whose store has the outbox, or its URL. `publish` is a function of an
     OutgoingMessage, or a sender of a broker's package; it returns when the broker has the message
     durably, and raises if not. For the options see `PublisherSettings`. Several publishers may run
-    at once, in any process. `run` blocks until `stop` is called, from any thread or signal handler.
+    at once, in any process. `run` blocks until `stop` is called, from any thread or signal handler,
+    and closes the sender at its end.
     """
 
     def __init__(
@@ -54,6 +55,9 @@ class OutboxPublisher(PublisherBase):
             self._drive(self._begin())
         finally:
             self._is_running = self._stopped = False
+            close = getattr(self._sender, "close", None)
+            if close is not None:
+                close()
 
     def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""

@@ -2,6 +2,7 @@
 
 A sender is given some messages, of each order group one at most, and returns for each of them None,
 or the error it failed with. The package of each broker has one; any function of a message will do.
+This module must not know any broker.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 
+T = TypeVar("T")
+
 CONCURRENT_SENDS: Final = 16  # how many calls of an async function are under way at a time
+# How many messages the senders of the brokers take at a time.
+SENDER_BATCH_MAX: Final = 100
+# How long a broker may take to confirm a message; well within half of a publisher's lease.
+SEND_TIMEOUT_S: Final = 10.0
 
 # The broker was not reached: that says nothing about the message, so it does not count as refused.
 UNAVAILABLE: Final = (BrokerUnavailable, OSError, TimeoutError)
@@ -35,6 +42,9 @@ class Sender(Protocol):
         """Send these messages; None for each that the broker has durably. Errors of all of them
         may also be raised. BrokerUnavailable, OSError or TimeoutError say that the broker could
         not be reached."""
+
+    # def close(self) -> None, if there is one, leaves the broker. A publisher calls it at the end
+    # of `run`; a message that is sent after that connects again.
 
 
 class AsyncSender(Protocol):
@@ -74,6 +84,22 @@ class AsyncFunctionSender:
             if isinstance(one, BaseException) and not isinstance(one, Exception):
                 raise one
         return [one if isinstance(one, Exception) else None for one in ended]
+
+
+def prepared(
+    messages: Sequence[OutgoingMessage], make: Callable[[OutgoingMessage], T]
+) -> tuple[dict[int, T], list[Exception | None]]:
+    """What `make` makes of the messages, by their positions, and a list of results with the errors
+    of those that it cannot be made of: a message that a broker cannot take as it is must not keep
+    its neighbours."""
+    made: dict[int, T] = {}
+    results: list[Exception | None] = [None] * len(messages)
+    for position, message in enumerate(messages):
+        try:
+            made[position] = make(message)
+        except (ConfigurationError, ValueError) as error:
+            results[position] = error
+    return made, results
 
 
 def memory_sender(*queues: MemoryBroker) -> Callable[[OutgoingMessage], object]:

@@ -18,6 +18,7 @@ import aiormq
 from aio_pika.exceptions import (
     AMQPError,
     ChannelClosed,
+    ChannelInvalidStateError,
     ChannelNotFoundEntity,
     DeliveryError,
     PublishError,
@@ -28,6 +29,8 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
 from oncekey.queues.rabbitmq.channel_calls import (
+    NO_QUEUE,
+    NOT_TAKEN,
     Ack,
     AckTaken,
     ChannelCall,
@@ -55,6 +58,7 @@ from oncekey.queues.rabbitmq.topology import STREAM
 T = TypeVar("T")
 _log = logging.getLogger("oncekey")
 _LOST: Final = (AMQPError, OSError, TimeoutError, RuntimeError)
+_CHANNEL_LOST: Final = (ChannelClosed, ChannelInvalidStateError)
 
 
 class AioPikaSession:
@@ -177,7 +181,7 @@ class AioPikaSession:
             case Ack(tag, up_to):
                 await self._work.basic_ack(tag, multiple=up_to)
             case Publish(letters):
-                return await asyncio.gather(*map(self._publish, letters))
+                return await self._publish_all(letters)
             case Requeue(tag):
                 await self._work.basic_nack(tag, multiple=tag == 0, requeue=True)
             case Subscribe(queue, prefetch):
@@ -202,16 +206,38 @@ class AioPikaSession:
                 await channel.basic_ack(tag)
         return None
 
+    async def _publish_all(self, letters: list[Letter]) -> list[str | None]:
+        """Publish together. RabbitMQ closes the channel over a message that is too large or has no
+        exchange, and tells nothing about the others then, so each of them is published alone."""
+        published = [asyncio.ensure_future(self._publish(letter)) for letter in letters]
+        results = await asyncio.gather(*published, return_exceptions=True)
+        failures: list[str | None] = []
+        for letter, result in zip(letters, results, strict=True):
+            if isinstance(result, BaseException):
+                if self._ended is not None or not isinstance(result, _CHANNEL_LOST):
+                    raise result
+                failures.append(await self._publish_alone(letter))
+            else:
+                failures.append(result)
+        return failures
+
+    async def _publish_alone(self, letter: Letter) -> str | None:
+        if self._letters.is_closed:
+            self._letters = await self._connection.channel(on_return_raises=True)
+        try:
+            return await self._publish(letter)
+        except ChannelClosed as error:
+            return reason_of(error)
+
     async def _publish(self, letter: Letter) -> str | None:
         message = aio_pika.Message(letter.body, **letter.properties)
+        exchange = await self._letters.get_exchange(letter.exchange, ensure=False)
         try:
-            await self._letters.default_exchange.publish(
-                message, letter.queue, timeout=PUBLISH_TIMEOUT_S
-            )
+            await exchange.publish(message, letter.queue, timeout=PUBLISH_TIMEOUT_S)
         except PublishError:
-            return "there is no such queue"
+            return NO_QUEUE
         except DeliveryError:
-            return "RabbitMQ refused it"
+            return NOT_TAKEN
         return None
 
     async def _declare(self, queue: str, arguments: dict[str, Any], passive: bool = False) -> Any:

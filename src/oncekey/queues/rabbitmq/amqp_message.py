@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.queues.disposition import Disposition, Kind
+from oncekey.queues.outbox.outgoing_message import OutgoingMessage, short_id
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.topology import QueueNames, delay_step
 from oncekey.queues.redrive import HEADERS, REDRIVE_HEADER, headers_of
@@ -18,6 +20,7 @@ from oncekey.queues.redrive import HEADERS, REDRIVE_HEADER, headers_of
 # begins anew.
 RECEIVES_HEADER: Final = "oncekey-receives"
 PERSISTENT: Final = 2
+NAME_MAX_BYTES: Final = 255  # of a routing key, a message id and the name of a header
 # The properties of AMQP that a copy has too. Left out are `user_id`, since RabbitMQ refuses a
 # message in another user's name, and `expiration`, by which a dead letter would vanish.
 COPIED: Final = (
@@ -61,11 +64,12 @@ class Delivery(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A message to publish, to a queue by its name."""
+    """A message to publish: to a queue by its name, or to an exchange with a routing key."""
 
     queue: str
     body: bytes
     properties: dict[str, Any]
+    exchange: str = ""
 
 
 def message_of(delivery: Delivery, body: bytes, queue: str) -> Message:
@@ -116,6 +120,24 @@ def copy_of(
     properties["headers"] = kept | dict(headers)
     properties["delivery_mode"] = PERSISTENT
     return Letter(queue, message.body, properties)
+
+
+def outgoing_letter(message: OutgoingMessage, exchange: str) -> Letter:
+    """What is published for a message of an outbox; raises ConfigurationError if AMQP cannot carry
+    it. RabbitMQ keeps the message id, and deduplicates nothing by it."""
+    for name in (message.queue, *message.headers):
+        if not _is_name(name):
+            raise ConfigurationError(f"AMQP has {NAME_MAX_BYTES} bytes for a name, not {name!r}")
+    properties = {
+        "message_id": short_id(message.id, _is_name),
+        "headers": dict(message.headers),
+        "delivery_mode": PERSISTENT,
+    }
+    return Letter(message.queue, message.body, properties, exchange)
+
+
+def _is_name(text: str) -> bool:
+    return len(text.encode()) <= NAME_MAX_BYTES
 
 
 def _is_left_out(name: str, without: tuple[str, ...]) -> bool:

@@ -8,13 +8,17 @@ is consumed on one channel; letters are published, and dead letters taken, on a 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.rabbitmq.amqp_message import Letter
 from oncekey.queues.rabbitmq.topology import Arguments
 
 T = TypeVar("T")
+
+# Why RabbitMQ did not take a letter, where it does not say so itself.
+NO_QUEUE: Final = "there is no such queue"
+NOT_TAKEN: Final = "RabbitMQ refused it"
 
 
 class CountMessages(NamedTuple):
@@ -96,7 +100,14 @@ Program = Generator[ChannelCall, Any, T]
 
 class RabbitRefused(ConfigurationError):
     """RabbitMQ refuses what a consumer needs: a queue is declared otherwise, or a right is
-    missing."""
+    missing. Or it refuses a message that a sender gives it: there is no such queue, the queue is
+    full, the message is too large."""
+
+
+def publish(letters: list[Letter]) -> Program[list[str | None]]:
+    """Publish letters, and do nothing else: what a sender does."""
+    failures: list[str | None] = yield Publish(letters)
+    return failures
 
 
 def reason_of(error: BaseException) -> str:

@@ -25,6 +25,8 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
 from oncekey.queues.rabbitmq.channel_calls import (
+    NO_QUEUE,
+    NOT_TAKEN,
     Ack,
     AckTaken,
     ChannelCall,
@@ -145,8 +147,13 @@ class PikaSession:
         self.program = ChannelProgram(self._settings.names, self.version)
         self._work = connection.channel()
         self._work.add_on_cancel_callback(self._cancelled)
-        self._letters = connection.channel()
-        self._letters.confirm_delivery()
+        self._letters = self._confirming_channel()
+
+    def _confirming_channel(self) -> BlockingChannel:
+        assert self._connection is not None
+        channel = self._connection.channel()
+        channel.confirm_delivery()
+        return channel
 
     def _serve(self) -> None:
         assert self._connection is not None
@@ -232,11 +239,17 @@ class PikaSession:
     def _publish(self, letter: Letter) -> str | None:
         properties = pika.BasicProperties(**letter.properties)
         try:
-            self._letters.basic_publish("", letter.queue, letter.body, properties, mandatory=True)
+            self._letters.basic_publish(
+                letter.exchange, letter.queue, letter.body, properties, mandatory=True
+            )
         except UnroutableError:
-            return "there is no such queue"
+            return NO_QUEUE
         except NackError:
-            return "RabbitMQ refused it"
+            return NOT_TAKEN
+        except ChannelClosedByBroker as error:
+            # It is too large, or there is no such exchange.
+            self._letters = self._confirming_channel()
+            return reason_of(error)
         return None
 
     def _count(self, queue: str) -> int | None:

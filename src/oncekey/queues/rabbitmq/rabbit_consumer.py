@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.message_key import KeyChoice
+from oncekey.queues.missing_client import client_of
 from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
 
 
@@ -49,7 +48,7 @@ class RabbitConsumer(Consumer):
         **options: Any,
     ) -> None:
         settings, others = settings_of(queue, url, options)
-        with _extra("rabbitmq"):
+        with client_of("RabbitMQ", extra="rabbitmq"):
             from oncekey.queues.rabbitmq.pika_broker import PikaBroker
         broker = PikaBroker(settings)
         super().__init__(once, broker, handler, name=name, key=key, **others)
@@ -74,7 +73,7 @@ class AsyncRabbitConsumer(AsyncConsumer):
         **options: Any,
     ) -> None:
         settings, others = settings_of(queue, url, options)
-        with _extra("rabbitmq-async"):
+        with client_of("RabbitMQ", extra="rabbitmq-async"):
             from oncekey.queues.rabbitmq.aio_pika_broker import AioPikaBroker
         broker = AioPikaBroker(settings)
         super().__init__(once, broker, handler, name=name, key=key, **others)
@@ -89,17 +88,3 @@ def settings_of(
     taken = {name: value for name, value in options.items() if name in mine}
     others = {name: value for name, value in options.items() if name not in mine}
     return RabbitSettings(url=url, queue=queue, **taken), others
-
-
-@contextmanager
-def _extra(name: str) -> Iterator[None]:
-    """Report a package that is not installed, with the pip line that installs it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "oncekey").partition(".")[0] == "oncekey":
-            raise  # a bug of this package, not a missing one
-        raise ConfigurationError(
-            f"a consumer of RabbitMQ needs {error.name}, which is not installed: "
-            f"pip install 'oncekey[{name}]'"
-        ) from error

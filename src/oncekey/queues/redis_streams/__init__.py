@@ -1,4 +1,4 @@
-"""Redis Streams: consumers with redis-py, for Redis 7 and Valkey 7.2 or newer."""
+"""Redis Streams: consumers and senders with redis-py, for Redis 7 and Valkey 7.2 or newer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from oncekey.queues.redis_streams.redis_stream_consumer import (
     AsyncRedisStreamConsumer,
     RedisStreamConsumer,
 )
+from oncekey.queues.redis_streams.redis_stream_sender import (
+    AsyncRedisStreamSender,
+    RedisStreamSender,
+)
 from oncekey.queues.redis_streams.stream_errors import StreamRefused
 
-__all__ = ["AsyncRedisStreamConsumer", "RedisStreamConsumer", "StreamRefused"]
+__all__ = [
+    "AsyncRedisStreamConsumer",
+    "AsyncRedisStreamSender",
+    "RedisStreamConsumer",
+    "RedisStreamSender",
+    "StreamRefused",
+]

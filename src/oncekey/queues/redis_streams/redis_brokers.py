@@ -5,20 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import NoScriptError, RedisError, ResponseError
-from redis.retry import Retry
+from redis.exceptions import NoScriptError, ResponseError
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redis_streams.redis_clients import (
+    ERRORS,
+    async_client,
+    blocking_client,
+    client_options,
+)
 from oncekey.queues.redis_streams.stream_errors import translated
 from oncekey.queues.redis_streams.stream_program import (
     AskServer,
@@ -30,13 +33,6 @@ from oncekey.queues.redis_streams.stream_program import (
 )
 from oncekey.queues.redis_streams.stream_scripts import script
 
-REPLY_TIMEOUT_S: Final = 5.0  # of our own clients, beyond the time of a blocking read
-_ERRORS: Final = (RedisError, OSError)
-_OURS: Final = {
-    "socket_timeout": REPLY_TIMEOUT_S,
-    "socket_connect_timeout": REPLY_TIMEOUT_S,
-}
-
 
 class RedisStreamBroker:
     """A stream, from threads. `server` is a URL, or a client that stays the caller's."""
@@ -44,13 +40,7 @@ class RedisStreamBroker:
     def __init__(self, server: str | Any, program: StreamProgram) -> None:
         self.program = program
         self._is_own = isinstance(server, str)
-        if isinstance(server, str):
-            retry = Retry(NoBackoff(), 0)
-            self._client: Any = _checked_url(redis.Redis, server, retry)
-        elif isinstance(server, (redis.Redis, redis.RedisCluster)):
-            self._client = server
-        else:
-            raise _not_a_server(server, "AsyncRedisStreamConsumer")
+        self._client = blocking_client(server, other="AsyncRedisStreamConsumer")
         _check_client(self._client, program)
 
     def facts(self) -> BrokerFacts:
@@ -86,7 +76,7 @@ class RedisStreamBroker:
                 return stop.value
             try:
                 result = self._perform(effect)
-            except _ERRORS as error:
+            except ERRORS as error:
                 raise _translated(error, self.program) from error
 
     def _perform(self, effect: StreamEffect) -> Any:
@@ -111,13 +101,7 @@ class AsyncRedisStreamBroker:
     def __init__(self, server: str | Any, program: StreamProgram) -> None:
         self.program = program
         self._is_own = isinstance(server, str)
-        if isinstance(server, str):
-            retry = AsyncRetry(NoBackoff(), 0)
-            self._client: Any = _checked_url(redis.asyncio.Redis, server, retry)
-        elif isinstance(server, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
-            self._client = server
-        else:
-            raise _not_a_server(server, "RedisStreamConsumer")
+        self._client = async_client(server, other="RedisStreamConsumer")
         _check_client(self._client, program)
 
     async def facts(self) -> BrokerFacts:
@@ -153,7 +137,7 @@ class AsyncRedisStreamBroker:
                 return stop.value
             try:
                 result = await self._perform(effect)
-            except _ERRORS as error:
+            except ERRORS as error:
                 raise _translated(error, self.program) from error
 
     async def _perform(self, effect: StreamEffect) -> Any:
@@ -181,7 +165,7 @@ def _script_command(effect: RunScript, *, by_digest: bool) -> list[Any]:
 def _read_command(effect: WaitForEntry, client: Any) -> list[Any]:
     """The blocking read. It must end before the client gives its connection up."""
     milliseconds = effect.milliseconds
-    timeout = _settings_of(client).get("socket_timeout")
+    timeout = client_options(client).get("socket_timeout")
     if timeout is not None:
         milliseconds = max(1, min(milliseconds, int(timeout * 500)))
     return [
@@ -190,24 +174,8 @@ def _read_command(effect: WaitForEntry, client: Any) -> list[Any]:
     ]
 
 
-def _settings_of(client: Any) -> dict[str, Any]:
-    pool = getattr(client, "connection_pool", None) or getattr(client, "nodes_manager", None)
-    settings: dict[str, Any] = getattr(pool, "connection_kwargs", None) or {}
-    return settings
-
-
-def _checked_url(kind: Any, url: str, retry: Any) -> Any:
-    try:
-        return kind.from_url(url, **_OURS, retry=retry)
-    except ValueError:
-        # It is not shown: it may have a password in it.
-        raise ConfigurationError(
-            "server= is not an address Redis understands; write redis://user:password@host:6379/0"
-        ) from None
-
-
 def _check_client(client: Any, program: StreamProgram) -> None:
-    if _settings_of(client).get("decode_responses"):
+    if client_options(client).get("decode_responses"):
         raise ConfigurationError(
             "this client has decode_responses=True, which changes bytes into text; give a client "
             "without it"
@@ -220,13 +188,6 @@ def _check_client(client: Any, program: StreamProgram) -> None:
             "on a cluster all keys of a stream must be in one slot, since they change together; "
             f"name the stream with braces, such as {{{own.stream}}}"
         )
-
-
-def _not_a_server(server: object, other: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"server= is a {type(server).__name__}; give a URL or a client of redis-py of this kind "
-        f"(the other kind is for {other})"
-    )
 
 
 def _flat_info(info: Any) -> dict[str, Any]:

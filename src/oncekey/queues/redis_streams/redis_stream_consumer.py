@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.message_key import DELIVERY, KeyChoice
+from oncekey.queues.missing_client import client_of
 from oncekey.queues.redis_streams.stream_program import StreamProgram
 from oncekey.queues.redis_streams.stream_settings import StreamSettings
 
@@ -57,7 +56,7 @@ class RedisStreamConsumer(Consumer):
         **options: Any,
     ) -> None:
         program, others = _program(stream, name, key, options)
-        with _driver():
+        with client_of("Redis Streams", extra="redis"):
             from oncekey.queues.redis_streams.redis_brokers import RedisStreamBroker
         broker = RedisStreamBroker(server, program)
         super().__init__(once, broker, handler, name=name, key=key, **others)
@@ -79,7 +78,7 @@ class AsyncRedisStreamConsumer(AsyncConsumer):
         **options: Any,
     ) -> None:
         program, others = _program(stream, name, key, options)
-        with _driver():
+        with client_of("Redis Streams", extra="redis"):
             from oncekey.queues.redis_streams.redis_brokers import AsyncRedisStreamBroker
         broker = AsyncRedisStreamBroker(server, program)
         super().__init__(once, broker, handler, name=name, key=key, **others)
@@ -93,16 +92,3 @@ def _program(
     others = {option: options[option] for option in options if option not in own}
     settings = StreamSettings(stream=stream, **{"group": name, **own})
     return StreamProgram(settings, needs_identity=key == DELIVERY), others
-
-
-@contextmanager
-def _driver() -> Iterator[None]:
-    """Report that redis-py is not installed, with the pip line that installs it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "oncekey").partition(".")[0] == "oncekey":
-            raise  # a bug of this package, not a missing one
-        raise ConfigurationError(
-            "a consumer of Redis Streams needs redis-py 8 or newer: pip install 'oncekey[redis]'"
-        ) from error

@@ -25,8 +25,9 @@ _CORRECTED: Final = {
 
 
 class StreamRefused(ConfigurationError):
-    """Redis refuses what a consumer does, and will go on to: the stream or its group was deleted,
-    or a right is missing. The consumer ends; what it had not settled is delivered again."""
+    """Redis refuses what a consumer or a sender does, and will go on to: the stream or its group
+    was deleted, a key holds something else, a right is missing. A consumer ends, and what it had
+    not settled is delivered again; a publisher tries the message again, and parks it."""
 
 
 def code_of(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Amazon SQS: consumers with boto3 and aiobotocore, and a handler for AWS Lambda."""
+"""Amazon SQS: consumers and senders with boto3 and aiobotocore, and a handler for AWS Lambda."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from oncekey.queues.sqs.lambda_handler import BatchNotDone, LambdaHandler
 from oncekey.queues.sqs.sqs_calls import SqsRefused
 from oncekey.queues.sqs.sqs_consumer import AsyncSQSConsumer, SQSConsumer
 from oncekey.queues.sqs.sqs_message import message_of
+from oncekey.queues.sqs.sqs_sender import AsyncSQSSender, SQSSender
 
 __all__ = [
     "AsyncSQSConsumer",
+    "AsyncSQSSender",
     "BatchNotDone",
     "LambdaHandler",
     "SQSConsumer",
+    "SQSSender",
     "SqsRefused",
     "message_of",
 ]

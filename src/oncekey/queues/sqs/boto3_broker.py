@@ -1,7 +1,4 @@
-"""SQS over boto3: runs the programs of queue_program.py with a client of the sync engine.
-
-A client of boto3 may be used by several threads at once, so nothing is locked here.
-"""
+"""SQS over boto3: runs the programs of queue_program.py for consumers in threads."""
 
 from __future__ import annotations
 
@@ -10,12 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
+from oncekey.queues.sqs.boto3_calls import Boto3Calls
 from oncekey.queues.sqs.queue_program import QueueProgram
-from oncekey.queues.sqs.sqs_calls import Program, failure_of
+from oncekey.queues.sqs.sqs_calls import Program
 
 T = TypeVar("T")
 
@@ -33,12 +30,7 @@ class Boto3Broker:
         max_tries: int,
     ) -> None:
         """`client` is `boto3.client("sqs")`; None makes one when it is first needed."""
-        if client is not None and not hasattr(client, "receive_message"):
-            raise ConfigurationError(
-                f"client must be boto3.client('sqs'), not a {type(client).__name__}"
-            )
-        self._given = client
-        self._made: Any = None
+        self._calls = Boto3Calls(client)
         self._facts: BrokerFacts | None = None
         self.program = QueueProgram(
             queue,
@@ -68,32 +60,8 @@ class Boto3Broker:
     def close(self) -> None:
         """Close the client, if it was made here. Hidden messages are shown when their time ends."""
         self._facts = None
-        if self._made is not None:
-            self._made.close()
-            self._made = None
+        self._calls.close()
 
     def run(self, program: Program[T]) -> T:
         """Run a program of calls."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        client = self._client()
-        answer: Any = None
-        while True:
-            try:
-                call = program.send(answer)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            try:
-                answer = getattr(client, call.operation)(**call.arguments)
-            except (BotoCoreError, ClientError) as error:
-                answer = failure_of(error)
-
-    def _client(self) -> Any:
-        if self._given is not None:
-            return self._given
-        if self._made is None:
-            import boto3
-
-            self._made = boto3.client("sqs")
-        return self._made
+        return self._calls.run(program)

@@ -21,8 +21,9 @@ BATCH_MAX: Final = 10  # entries of one batch call, and messages of one receive
 
 
 class SqsRefused(OncekeyError):
-    """SQS refuses what a consumer does, and will go on to: the queue is gone, or the credentials do
-    not allow it. The consumer ends; what it had not settled is delivered again."""
+    """SQS refuses what a consumer or a sender does, and will go on to: the queue is gone, the
+    credentials do not allow it, a message cannot be sent as it is. A consumer ends, and what it had
+    not settled is delivered again; a publisher tries the message again, and parks it."""
 
 
 @dataclass(frozen=True, slots=True)
