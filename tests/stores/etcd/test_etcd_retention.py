@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,3 +138,34 @@ def test_sessions_have_few_lengths_and_outlast_their_claims() -> None:
     assert len(lengths) == 32
     for length in lengths:
         assert ttl_seconds(length) >= length + max(2, length // 4)
+
+
+def test_s7_a_sweep_takes_a_claim_that_lapses_meanwhile(
+    pair: tuple[Process, Process], clocks: tuple[FakeClock, FakeClock]
+) -> None:
+    """The background work takes the claim out of its session after the sweep has read it."""
+    one, _ = pair
+    id = token("id")
+    lease = one.store.lease_min
+    claimed = one.send(claim(id, token("own"), lease=lease, keep=1, audit=0, keep_unknown=1))
+    assert isinstance(claimed, Claimed)
+
+    async def sweep(cluster: ClusterStore) -> int:
+        assert cluster._beats is not None
+        cluster._beats.cancel()  # its work is done by `read`, when this test wants it
+        await asyncio.gather(cluster._beats, return_exceptions=True)
+        clocks[0].advance(lease + 1 + one.store.sweep_lag)
+        reader = cluster._garbage._reader
+        real = reader._get
+
+        async def read(keys: Any, end: float) -> list[Any]:
+            reader._get = real  # type: ignore[method-assign]
+            found = await real(keys, end)
+            await cluster.let_lapse()
+            return found
+
+        reader._get = read  # type: ignore[method-assign]
+        return await cluster.sweep(10)
+
+    assert one.run(sweep) == 1
+    assert not is_stored(one, id)

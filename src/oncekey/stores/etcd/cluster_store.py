@@ -85,6 +85,8 @@ class ClusterStore:
         return replies
 
     async def sweep(self, limit: int) -> int:
+        # First, or a claim that lapses while it is swept would look like one of another process.
+        await self.let_lapse()
         return await self._garbage.sweep(limit)
 
     async def bind(self, check: bytes) -> Guarantee:
