@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -210,6 +211,27 @@ def test_while_the_store_is_down_nothing_is_taken_or_removed(kind: str) -> None:
         made.store.down = False
         wait_until(lambda: not len(queue), "the queue is empty")
     assert sorted(handler.ids, key=int) == list(range(30))
+
+
+def test_an_outage_longer_than_a_lease_parks_no_message_that_is_done(kind: str) -> None:
+    """Its owner has the outcome, and stores it before anybody asks for the key again."""
+    queue, handler = MemoryBroker(), Handled(held=True)
+    for id in range(3):
+        send(queue, id)
+    with running(kind, queue) as made:
+        made.start(
+            handler, retry_safe=False, lease="300ms", store_timeout="0s", concurrency=3, batch=3
+        )
+        wait_until(lambda: handler.running == 3, "all handlers run")
+        made.store.down = True
+        over = time.monotonic() + 0.4
+        handler.gate.set()
+        wait_until(lambda: not _is_up(made), "the consumer has noticed")
+        wait_until(lambda: time.monotonic() > over, "the leases are over")
+        made.store.down = False
+        wait_until(lambda: not len(queue), "the queue is empty")
+    assert sorted(handler.ids, key=int) == [0, 1, 2]
+    assert queue.parked == queue.dead_letters == []
 
 
 def _is_up(made: object) -> bool:

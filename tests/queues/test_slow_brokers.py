@@ -63,8 +63,7 @@ class AsyncSlowBroker(AsyncMemoryBroker):
 
     async def settle(self, settled: Sequence[Settled]) -> None:
         self.queue.settling.set()
-        while not self.queue.gate.is_set():
-            await asyncio.sleep(0.001)
+        await until(self.queue.gate.is_set)
         await super().settle(settled)
 
 
@@ -106,8 +105,11 @@ def in_a_loop(
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
+    for _ in range(int(PATIENCE_S / 0.001)):
+        if is_so():
+            return
         await asyncio.sleep(0.001)
+    raise AssertionError("it did not become so")
 
 
 def test_i11_the_same_holds_for_tasks() -> None:

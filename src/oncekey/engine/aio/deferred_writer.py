@@ -35,15 +35,16 @@ class AsyncDeferredWriter:
             return
         task.cancel()
         await asyncio.wait([task])
-        await self._send()
+        await self.send()
 
     async def _run(self) -> None:
         while len(self._writes):
             await sleep(self._clock, SEND_EVERY_US)
-            await self._send()
+            await self.send()
         self._task = None
 
-    async def _send(self) -> None:
+    async def send(self) -> None:
+        """Send what is due now."""
         due = self._writes.due(self._clock.now())
         # Whatever else the store raises for one of them, that one is sent again.
         results = await asyncio.gather(*map(self._apply, due), return_exceptions=True)

@@ -49,13 +49,14 @@ class DeferredWriter:
     def _run(self) -> None:
         while True:
             self._clock.wait(self._stop, SEND_EVERY_US)
-            self._send()
+            self.send()
             with self._lock:
                 if not len(self._writes) or self._stop.is_set():
                     self._thread = None
                     return
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send what is due now."""
         with self._lock:
             due = self._writes.due(self._clock.now())
         for command, result in zip(due, self._apply_many(due) if due else (), strict=True):

@@ -106,18 +106,18 @@ class Runner(RunnerBase):
             if self._coalesce:
                 self._send = self._coalescer.send
             self._heartbeat = Heartbeat(self._coalescer.apply_many, self._clock)
-            self._deferred_writer = DeferredWriter(self._coalescer.apply_many, self._clock)
+            self.deferred_writer = DeferredWriter(self._coalescer.apply_many, self._clock)
             self._running = RunningAttempts()
             self._shared = SharedClaims(Duplicates(), self._running, self._clock, self._send)
             self._outcomes.cache.reset()
 
     def stop(self) -> None:
         self._heartbeat.stop()
-        self._deferred_writer.stop()
+        self.deferred_writer.stop()
 
     @property
     def parts_with_threads(self) -> tuple[Heartbeat, DeferredWriter]:
-        return self._heartbeat, self._deferred_writer
+        return self._heartbeat, self.deferred_writer
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Runner(RunnerBase):
             except StopIteration as stop:
                 outcome: AttemptOutcome = stop.value
                 if outcome.deferred is not None and shared is not None:
-                    self._deferred_writer.add(outcome.deferred)
+                    self.deferred_writer.add(outcome.deferred)
                 progress.ended = True
                 return outcome
             if results:
@@ -281,7 +281,7 @@ class Runner(RunnerBase):
             for owner in progress.owners():
                 release = Release(job.claim.id, owner, None)
                 if isinstance(self.apply(release).reply, StoreUnavailable):
-                    self._deferred_writer.add(release)
+                    self.deferred_writer.add(release)
         else:
             self._end_body(progress, attempt)
             ended = self._body_result(progress, attempt, job)
@@ -297,7 +297,7 @@ class Runner(RunnerBase):
             except StopIteration as stop:
                 outcome: AttemptOutcome = stop.value
                 if outcome.deferred is not None:
-                    self._deferred_writer.add(outcome.deferred)
+                    self.deferred_writer.add(outcome.deferred)
                 self._outcomes.record(job, outcome, progress.measured)
         progress.ended = True
 

@@ -77,11 +77,13 @@ class AsyncMessageHandler:
                 result = result_of(error, entry)
 
     async def check_store(self) -> bool:
-        """True if the store answers."""
+        """True if the store answers. Then it gets the outcomes first that it did not take: messages
+        whose handlers were done would else find their keys unknown, and be parked."""
         try:
             await self._look("store check")
         except StoreUnavailable:
             return False
+        await self._once._runner.loop_state().deferred_writer.send()
         return True
 
     async def _perform(self, effect: DeliveryEffect, entry: Entry) -> object:

@@ -78,11 +78,13 @@ class MessageHandler:
                 result = result_of(error, entry)
 
     def check_store(self) -> bool:
-        """True if the store answers."""
+        """True if the store answers. Then it gets the outcomes first that it did not take: messages
+        whose handlers were done would else find their keys unknown, and be parked."""
         try:
             self._look("store check")
         except StoreUnavailable:
             return False
+        self._once._runner.deferred_writer.send()
         return True
 
     def _perform(self, effect: DeliveryEffect, entry: Entry) -> object:
