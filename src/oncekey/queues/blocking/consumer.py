@@ -51,7 +51,8 @@ class Consumer(ConsumerBase):
         super().__init__(handler, is_async=False, **options)
         self._once = once
         self._broker = broker
-        self._stopping = threading.Event()
+        # Not an event: a signal that comes while one is set would wait for that event's own lock.
+        self._is_stopping = False
         self._receiving_ended = threading.Event()
         # The lock guards the work in hand, the slots and whether the store is up. Each kind of
         # waiter has a condition of its own, so that a freed slot does not wake every thread.
@@ -80,7 +81,7 @@ class Consumer(ConsumerBase):
         """Take no more messages, give back those whose handlers have not begun, and let `run`
         return when the others are done, after `stop_timeout` at the latest; a broker that does not
         answer is given a few seconds more."""
-        self._stopping.set()
+        self._is_stopping = True
         interrupt = getattr(self._broker, "interrupt", None)
         if interrupt is not None:
             interrupt()
@@ -136,9 +137,9 @@ class Consumer(ConsumerBase):
     def _slot(self) -> Iterator[None]:
         """Wait for one of the `concurrency` slots; raises ConsumerStops if the consumer stops."""
         with self._lock:
-            while not self._slots and not self._stopping.is_set():
+            while not self._slots and not self._is_stopping:
                 self._slot_free.wait()
-            if self._stopping.is_set():
+            if self._is_stopping:
                 raise ConsumerStops("the consumer stops")
             self._slots -= 1
         try:
@@ -152,7 +153,7 @@ class Consumer(ConsumerBase):
 
     def _receive(self, plan: ConsumerPlan, handler: MessageHandler) -> None:
         pause = PAUSE_FIRST_S
-        while not self._stopping.is_set():
+        while not self._is_stopping:
             with self._lock:
                 free = self._free() if self._store_is_up else 0
             try:
@@ -196,7 +197,7 @@ class Consumer(ConsumerBase):
         """Wait until messages can be taken again: one in hand was settled, or the store is back."""
         if self._store_is_up:
             with self._lock:
-                if not self._free() and not self._stopping.is_set():
+                if not self._free() and not self._is_stopping:
                     self._room.wait(_FULL_WAIT_S)
             return
         pause = PAUSE_FIRST_S
@@ -215,9 +216,9 @@ class Consumer(ConsumerBase):
         """Sleep; True if the consumer stops. A signal handler may call `stop` in this very thread,
         in the middle of anything, so no lock that `stop` takes may be held here."""
         until = time.monotonic() + seconds
-        while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
+        while not self._is_stopping and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _STOP_LOOK_S))
-        return self._stopping.is_set()
+        return self._is_stopping
 
     # --- working ------------------------------------------------------------------------------
 
@@ -227,7 +228,7 @@ class Consumer(ConsumerBase):
             if entry is None:
                 return
             disposition = self._handle(began(entry), handler)
-            if disposition is STOPPED and self._stopping.is_set():
+            if disposition is STOPPED and self._is_stopping:
                 # Given back now, it could come again by the long poll that is still under way.
                 self._receiving_ended.wait()
             with self._lock:
@@ -244,14 +245,13 @@ class Consumer(ConsumerBase):
         has_waited = False
         # A key that was claimed already is handled also while the consumer stops: its handler is
         # not called then, and the key is free again.
-        while entry.claimed is not None or not self._stopping.is_set():
+        while entry.claimed is not None or not self._is_stopping:
             try:
                 disposition = handler.handle(entry)
             except BaseException as error:  # a handler that raised SystemExit, for example
                 disposition = self._interrupted(entry, error)
             entry.attempt = None
-            if disposition.kind is Kind.HIDE and not has_waited:
-                self._wait_for_twin(entry)
+            if disposition.kind is Kind.HIDE and not has_waited and self._wait_for_twin(entry):
                 has_waited = True
             elif is_store_down(disposition):
                 self._wait_for_store(disposition)
@@ -259,18 +259,19 @@ class Consumer(ConsumerBase):
                 return disposition
         return STOPPED
 
-    def _wait_for_twin(self, entry: Entry) -> None:
-        """Wait for the message of the same key that another worker handles, if there is one: hidden
-        for the rest of a lease, this one would come back long after the other is done."""
+    def _wait_for_twin(self, entry: Entry) -> bool:
+        """Wait for the message of the same key that another worker handles; False if there is none.
+        Hidden for the rest of a lease, this one would come back long after the other is done."""
         with self._lock:
             twin = self._hand.twin_of(entry)
             if twin is None:
-                return
+                return False
             entry.is_waiting = True
             if twin.ended is None:
                 twin.ended = threading.Event()
         twin.ended.wait(TWIN_WAIT_S)
         entry.is_waiting = False
+        return True
 
     def _wait_for_store(self, disposition: Disposition) -> None:
         """Keep the message in hand until the store answers: given back, it would be delivered at
@@ -284,7 +285,7 @@ class Consumer(ConsumerBase):
                     self.name,
                     disposition.reason,
                 )
-            while not self._store_is_up and not self._stopping.is_set():
+            while not self._store_is_up and not self._is_stopping:
                 self._store_back.wait(_FULL_WAIT_S)
 
     # --- settling -----------------------------------------------------------------------------
@@ -336,7 +337,7 @@ class Consumer(ConsumerBase):
     # --- the end ------------------------------------------------------------------------------
 
     def _end(self, settler: threading.Thread) -> None:
-        self._stopping.set()
+        self._is_stopping = True
         self._receiving_ended.set()
         self._give_back_unbegun()
         until = time.monotonic() + self.settings.stop_timeout_s
