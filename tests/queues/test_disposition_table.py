@@ -143,7 +143,7 @@ def test_an_error_with_bytes_of_a_file_name_fits_into_a_header() -> None:
     """Text with half a surrogate pair cannot be sent, so its message could not leave the queue."""
     letter = by_record(FAILED_ODDLY, ValueError("x"), 1.0).dead_letter
     assert letter is not None
-    assert letter.error == "Terminal: no file caf?.txt ?"
+    assert letter.error == r"Terminal: no file caf\udce9.txt \x00"
     assert describe(Terminal("no file caf\udce9.txt \0")) == letter.error
 
 

@@ -147,7 +147,8 @@ def _stored_error(record: Record) -> str:
 
 def _one_line(text: str) -> str:
     """Text that every broker takes: one that cannot be encoded would never leave its queue."""
-    text = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    words = " ".join(text.split())
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
     return text if len(text) <= ERROR_MAX_CHARS else text[: ERROR_MAX_CHARS - 1] + "…"
 
 
