@@ -70,7 +70,7 @@ def test_lines_for_people_show_what_somebody_may_look_at(
     assert letter.endswith(
         r"ship: message m2 of orders: dead letter: Terminal: no \x1b[2J such order"
     )
-    assert end == "ship ended: 1 removed, 1 dead letters"
+    assert end == "ship ended: 1 removed, 1 dead letter"
 
 
 def test_figures_are_printed_every_period_and_count_replays(start: Start, tmp_path: Path) -> None:
