@@ -132,7 +132,7 @@ import logging
 {setup}
 def quarrel(message):
     logging.getLogger("shop").warning("the van is late")
-noisy = Consumer(once, orders, quarrel, name="noisy", **options)
+noisy = Consumer(once, quarrel, orders, name="noisy", **options)
 orders.send('{{"id": "o1"}}')
 stop_after(1, noisy)
 """
@@ -226,10 +226,10 @@ class Down(QuickBroker):
 class Odd(QuickBroker):
     def facts(self):
         raise ValueError("a driver's own error")
-down = Consumer(once, Down("down"), ship, name="down", **options)
-odd = Consumer(once, Odd("odd"), ship, name="odd", **options)
+down = Consumer(once, ship, Down("down"), name="down", **options)
+odd = Consumer(once, ship, Odd("odd"), name="odd", **options)
 nameless = Consumer(
-    once, MemoryBroker(facts=BrokerFacts("nameless")), ship, name="nameless", key="delivery"
+    once, ship, MemoryBroker(facts=BrokerFacts("nameless")), name="nameless", key="delivery"
 )
 nothing = []
 def broken():

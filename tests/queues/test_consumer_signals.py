@@ -28,7 +28,7 @@ def test_a_signal_handler_stops_the_consumer_of_its_own_thread() -> None:
     """Its locks are not those that the receiving thread holds while it waits."""
     with Once("memory://") as once:
         broker = InterruptingBroker("orders")
-        consumer = Consumer(once, broker, lambda message: None, name="ship", key="json:$.id")
+        consumer = Consumer(once, lambda message: None, broker, name="ship", key="json:$.id")
 
         def refuse(timeout: float | None = None) -> bool:
             raise AssertionError("a signal in here would wait for itself for ever")
