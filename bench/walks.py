@@ -1,7 +1,7 @@
 """`python -m bench walks`: the files one operation goes through, and how often it changes file.
 
-A profile function follows five operations: a run, an ASGI request, a FastAPI request and a step on
-the memory store, and a client's request. Each is followed when it is done for the second time, so
+A profile function follows six operations: a run, an ASGI request, a FastAPI request, a step and a
+message on the memory store, and a client's request. Each is followed when it is done for the second time, so
 that imports and caches are warm. The output is Markdown, for ARCHITECTURE.md. The module imports
 public names only, so it also runs on another version of the source.
 """
@@ -27,6 +27,7 @@ from oncekey import AsyncOnce, Attempt, Once
 from oncekey.client import IdempotentTransport
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.fastapi import Idempotency
+from oncekey.queues import Consumer, MemoryBroker
 
 PACKAGE: Final = str(Path(oncekey.__file__).parent) + os.sep
 # The lowest bits of the argument of the RESUME instruction: 0 at the beginning of a function, else
@@ -170,6 +171,21 @@ def client_request() -> list[Entry]:
         return record(lambda key: client.post("/charges", json={"order": key}))
 
 
+def message() -> list[Entry]:
+    """A message from its receipt to its removal, without the threads of the loop."""
+    broker = MemoryBroker("orders")
+
+    def handle(_: str) -> None:
+        (taken,) = broker.receive(1, 0.0, 30.0)
+        broker.settle([(taken, consumer.handle(taken))])
+
+    with Once("memory://") as once:
+        consumer = Consumer(once, lambda taken: None, broker, name="shipping", key="json:$.id")
+        for id in (1, 2):
+            broker.send(f'{{"id": {id}}}')
+        return record(handle)
+
+
 # --- the output -----------------------------------------------------------------------------------
 
 
@@ -181,6 +197,7 @@ def show(words: Sequence[str] = ()) -> None:
         walk("a FastAPI request", fastapi_request()),
         walk("a step", once_run_with_step(), without=run),
         walk("a client request", client_request()),
+        walk("a message", message()),
     ]
     print("| walk | files | calls | resumptions | hops |\n|---|---|---|---|---|")
     for name, files, calls, resumptions, hops in walks:

@@ -51,10 +51,10 @@ orders, mails = QuickBroker("orders"), QuickBroker("mails")
 once = Once("sqlite:///{folder}/keys.db")
 async_once = AsyncOnce("sqlite:///{folder}/keys.db")
 options = dict(key="json:$.id", concurrency=1, backoff="10ms", stop_timeout="{stop_timeout}")
-consumer = Consumer(once, orders, ship, name="ship", **options)
-mailer = Consumer(once, mails, ship, name="mail", **options)
+consumer = Consumer(once, ship, orders, name="ship", **options)
+mailer = Consumer(once, ship, mails, name="mail", **options)
 async_consumer = AsyncConsumer(
-    async_once, AsyncMemoryBroker(orders), ship_async, name="ship", **options
+    async_once, ship_async, AsyncMemoryBroker(orders), name="ship", **options
 )
 
 def stop_after(many, *consumers):

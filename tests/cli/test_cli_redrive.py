@@ -129,7 +129,7 @@ FAILING = """
 class Down(QuickBroker):
     def facts(self):
         raise BrokerUnavailable("nothing answers at 127.0.0.1:5672")
-down = Consumer(once, Down("down"), ship, name="down", **options)
+down = Consumer(once, ship, Down("down"), name="down", **options)
 both = [consumer, mailer]
 class Publisher:
     def run(self): ...

@@ -58,7 +58,7 @@ def consumer(url: str, handler: Any = ship, broker: Any = None, **options: Any) 
     once = Once(url)
     once.close()  # doctor must not need it open
     broker = MemoryBroker("orders") if broker is None else broker
-    return Consumer(once, broker, handler, **given)
+    return Consumer(once, handler, broker, **given)
 
 
 def test_a_good_consumer_has_no_problem(url: str) -> None:
@@ -72,7 +72,7 @@ def test_async_consumers_and_lists_are_checked_too(url: str) -> None:
     broker = AsyncMemoryBroker(MemoryBroker("mails"))
     once = AsyncOnce(url)
     asyncio.run(once.close())
-    mailer = AsyncConsumer(once, broker, ship_async, name="mail", key="json:$.id")
+    mailer = AsyncConsumer(once, ship_async, broker, name="mail", key="json:$.id")
     whats = [finding.what for finding in checked(url, [consumer(url), mailer])]
     assert "consumer 'ship' may consume orders" in whats
     assert "consumer 'mail' may consume mails" in whats

@@ -67,7 +67,7 @@ class RunningConsumer:
     def _in_threads(self, handler: Callable[..., Any], broker: Any, options: Any) -> None:
         self.store = FaultyStore(MemoryStore(), {}, immediate=False)
         with Once(self.store) as once:
-            self.consumer = Consumer(once, broker or self.queue, handler, **options)
+            self.consumer = Consumer(once, handler, broker or self.queue, **options)
             self._started.set()
             try:
                 self.consumer.run()
@@ -83,7 +83,7 @@ class RunningConsumer:
             self.store = AsyncFaultyStore(AsyncMemoryStore(), {}, immediate=False)
             async with AsyncOnce(self.store) as once:
                 queue = broker or self.queue
-                self.consumer = AsyncConsumer(once, AsyncMemoryBroker(queue), handle, **options)
+                self.consumer = AsyncConsumer(once, handle, AsyncMemoryBroker(queue), **options)
                 self._started.set()
                 try:
                     await self.consumer.run()

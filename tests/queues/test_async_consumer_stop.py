@@ -34,7 +34,7 @@ async def _stop_while_settling(queue: MemoryBroker) -> None:
 
     async with AsyncOnce("memory://") as once:
         broker = SlowBroker(queue)
-        consumer = AsyncConsumer(once, broker, handler, name="shipping", key="json:$.id")
+        consumer = AsyncConsumer(once, handler, broker, name="shipping", key="json:$.id")
         running = asyncio.create_task(consumer.run())
         await asyncio.wait_for(broker.entered.wait(), PATIENCE_S)
         consumer.stop()

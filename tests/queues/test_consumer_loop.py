@@ -396,7 +396,7 @@ def test_a_mistake_in_the_settings_shows_when_the_consumer_is_made(
 ) -> None:
     given: dict[str, object] = {"name": "shipping", "key": "json:$.id", **options}
     with Once("memory://") as once, pytest.raises(ConfigurationError, match=message):
-        Consumer(once, MemoryBroker(), print, **given)
+        Consumer(once, print, MemoryBroker(), **given)
 
 
 @pytest.mark.parametrize(
@@ -406,14 +406,14 @@ def test_a_mistake_in_the_settings_shows_when_the_consumer_is_made(
         (lambda message, database: None, "is called with the message"),
         (lambda attempt: None, "is called with the message"),
         (lambda message, connection: None, "only a consumer with inbox="),
-        ("ship", "must be a function"),
+        ("ship", "must be a function.*before the queue"),
     ],
 )
 def test_a_handler_that_cannot_be_called_is_refused_before_a_message_meets_it(
     handler: Any, message: str
 ) -> None:
     with Once("memory://") as once, pytest.raises(ConfigurationError, match=message):
-        Consumer(once, MemoryBroker(), handler, name="shipping", key="json:$.id")
+        Consumer(once, handler, MemoryBroker(), name="shipping", key="json:$.id")
 
 
 def test_an_engine_of_the_wrong_kind_is_refused(kind: str) -> None:
@@ -423,9 +423,9 @@ def test_an_engine_of_the_wrong_kind_is_refused(kind: str) -> None:
     engines: list[Any] = ["sqlite:///keys.db", None]
     engines.append(AsyncOnce("memory://") if kind == "threads" else Once("memory://"))
     kinds: dict[str, Any] = {
-        "threads": lambda once: Consumer(once, MemoryBroker(), print, **options),
+        "threads": lambda once: Consumer(once, print, MemoryBroker(), **options),
         "tasks": lambda once: AsyncConsumer(
-            once, AsyncMemoryBroker(MemoryBroker()), ship_async, **options
+            once, ship_async, AsyncMemoryBroker(MemoryBroker()), **options
         ),
     }
     for once in engines:

@@ -29,7 +29,7 @@ class InterruptingBroker(MemoryBroker):
 def test_a_signal_handler_stops_the_consumer_of_its_own_thread() -> None:
     with Once("memory://") as once:
         broker = InterruptingBroker("orders")
-        consumer = Consumer(once, broker, lambda message: None, name="ship", key="json:$.id")
+        consumer = Consumer(once, lambda message: None, broker, name="ship", key="json:$.id")
 
         def stop(number: int, frame: FrameType | None) -> None:
             consumer.stop()

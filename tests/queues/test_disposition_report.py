@@ -34,7 +34,7 @@ async def ship_async(message: Message) -> None:
 
 def handled(once: Once, *bodies: str) -> None:
     queue = MemoryBroker("orders")
-    consumer = Consumer(once, queue, ship, name="ship", key="json:$.id")
+    consumer = Consumer(once, ship, queue, name="ship", key="json:$.id")
     for body in bodies:
         queue.send(body)
         for message in queue.receive(1, 0.0, 30.0):
@@ -68,7 +68,7 @@ def test_a_consumer_of_tasks_reports_them_too() -> None:
         async with AsyncOnce("memory://") as once:
             once.subscribe(lambda event: seen.update([event.kind]))
             broker = AsyncMemoryBroker(queue)
-            consumer = AsyncConsumer(once, broker, ship_async, name="ship", key="json:$.id")
+            consumer = AsyncConsumer(once, ship_async, broker, name="ship", key="json:$.id")
             for message in await broker.receive(1, 0.0, 30.0):
                 await consumer.handle(message)
 

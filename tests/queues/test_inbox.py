@@ -277,7 +277,7 @@ class Chain:
         else:
             options["key"] = f"header:{KEY_HEADER}"
         handler = self.order if is_orders else self.mail
-        consumer = Consumer(self.once, broker, handler, backoff="1ms", max_tries=3, **options)
+        consumer = Consumer(self.once, handler, broker, backoff="1ms", max_tries=3, **options)
         left = threading.Semaphore(0)
 
         def settled(message: Message, disposition: Disposition) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from oncekey.queues import disposition, redrive
 from oncekey.queues.disposition import Kind
 
@@ -32,6 +34,25 @@ def test_the_table_of_dispositions_is_that_of_the_code() -> None:
     assert rows_of(PAGE, "## What becomes of a message") == rows
     named = {word for _, right in rows for word in re.findall(r"[A-Z_]{4,}", right)}
     assert named == set(Kind.__members__)
+
+
+BROKER_PAGES = ("sqs", "kafka", "rabbitmq", "redis-streams", "celery")
+SECTIONS = (
+    "The key",
+    "Retries and dead letters",
+    "Redrive",
+    "What is checked at the start",
+    "What this is proven on",
+    "Limits",
+)
+
+
+@pytest.mark.parametrize("name", BROKER_PAGES)
+def test_the_pages_of_brokers_have_the_same_sections_in_the_same_order(name: str) -> None:
+    page = (ROOT / f"docs/how-to/queues-{name}.md").read_text()
+    headings = re.findall(r"^## (.+)$", page, re.M)
+    assert "pip install 'oncekey[" in page.partition("\n## ")[0]
+    assert [heading for heading in headings if heading in SECTIONS] == list(SECTIONS)
 
 
 def test_the_headers_of_dead_letters_are_on_the_page() -> None:

@@ -96,7 +96,7 @@ def in_a_loop(
     async def main() -> AsyncConsumer:
         once = AsyncOnce("memory://")
         consumer = AsyncConsumer(
-            once, AsyncSlowBroker(queue), handler or nothing, **OPTIONS, **options
+            once, handler or nothing, AsyncSlowBroker(queue), **OPTIONS, **options
         )
         await play(consumer, asyncio.create_task(consumer.run()))
         return consumer
@@ -221,7 +221,7 @@ def test_an_interrupted_claim_gives_its_messages_back_at_once() -> None:
     queue.gate.set()
     filled(queue, 3)
     with Once(InterruptedStore()) as once:
-        consumer = Consumer(once, queue, lambda message: None, **OPTIONS, stop_timeout="1h")
+        consumer = Consumer(once, lambda message: None, queue, **OPTIONS, stop_timeout="1h")
         with pytest.raises(KeyboardInterrupt):
             consumer.run()
     assert consumer.counts == {Kind.GIVE_BACK: 3}

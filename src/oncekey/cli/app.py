@@ -53,6 +53,7 @@ def cli(context: click.Context) -> None:
     \b
     URL names a store:  sqlite:///relative.db   sqlite:////absolute/path.db
                         postgresql://user@host/database?schema=oncekey
+                        redis://host:6379/0     etcd://h1,h2,h3/prefix
                         moving://OLD,NEW: two stores, while keys move
     It may be left out if ONCEKEY_STORE is set.
     Every command has --help with an example, and --json for scripts.

@@ -72,15 +72,15 @@ class MemberFigures:
 
 
 def text_of(figures: Mapping[str, float]) -> str:
-    """Figures as they are read: what never happened is left out, but for what was removed."""
+    """Figures as they are read: what never happened is left out, but for what was removed, or
+    published."""
     parts = []
     for name, value in figures.items():
         if name == "per_second":
             parts.append(f"{value:,.0f}/s")
-        elif name == "removed":
-            parts.append(f"{value:,} removed")
-        elif value:
-            parts.append(f"{value:,} {name.replace('_', ' ')}")
+        elif value or not parts:
+            noun = "dead letter" if (name, value) == ("dead_letters", 1) else name.replace("_", " ")
+            parts.append(f"{value:,} {noun}")
     return ", ".join(parts) or "nothing"
 
 

@@ -31,7 +31,9 @@ class HandlerCall:
         self, handler: Callable[..., Any], *, is_async: bool, in_transaction: bool
     ) -> None:
         if not callable(handler):
-            raise ConfigurationError(f"handler must be a function, not {handler!r}")
+            raise ConfigurationError(
+                f"handler must be a function, not {handler!r}; it comes before the queue"
+            )
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
             raise ConfigurationError("handler is a generator; give a function of the message")
         name = getattr(handler, "__name__", handler)

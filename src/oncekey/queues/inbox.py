@@ -1,7 +1,7 @@
 """The transactional inbox: a message's key, its rows and its outbox commit together.
 
     inbox = Inbox(once, connect=pool.connection)
-    Consumer(once, broker, handler, name="shipping", key="json:$.order", inbox=inbox).run()
+    Consumer(once, handler, broker, name="shipping", key="json:$.order", inbox=inbox).run()
 
 The consumer runs each message in a transaction of its own, and removes it from the queue only
 after the commit. A crash before that leaves nothing behind, a crash after it leaves a key that

@@ -38,4 +38,4 @@ def shipping_consumer(
         return receipt
 
     # The order's number is the key, not the message's: an order that is sent twice is shipped once.
-    return AsyncConsumer(once, queue, ship, name=NAME, key="json:$.order", retry_safe=True)
+    return AsyncConsumer(once, ship, queue, name=NAME, key="json:$.order", retry_safe=True)

@@ -79,7 +79,7 @@ class AsyncConsumer(ConsumerBase):
     """Consumes one queue in an event loop: see `Consumer`. `stop` must be called in the loop."""
 
     def __init__(
-        self, once: AsyncOnce, broker: AsyncBroker, handler: Callable[..., Any], **options: Any
+        self, once: AsyncOnce, handler: Callable[..., Any], broker: AsyncBroker, **options: Any
     ) -> None:
         check_engine(once, AsyncOnce)
         super().__init__(handler, is_async=True, **options)

@@ -45,7 +45,7 @@ class Consumer(ConsumerBase):
     handler. For the options see `ConsumerSettings`; others are fields of Policy."""
 
     def __init__(
-        self, once: Once, broker: Broker, handler: Callable[..., Any], **options: Any
+        self, once: Once, handler: Callable[..., Any], broker: Broker, **options: Any
     ) -> None:
         check_engine(once, Once)
         super().__init__(handler, is_async=False, **options)

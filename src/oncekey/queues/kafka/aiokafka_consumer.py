@@ -39,4 +39,4 @@ class AsyncKafkaConsumer(AsyncConsumer):
         """
         settings = settings_of(topic, config, name, AIOKAFKA, options)
         broker = AiokafkaBroker(settings, config)
-        super().__init__(once, broker, handler, name=name, key=key, **options)
+        super().__init__(once, handler, broker, name=name, key=key, **options)

@@ -39,4 +39,4 @@ class KafkaConsumer(Consumer):
         """
         settings = settings_of(topic, config, name, CONFLUENT, options)
         broker = ConfluentBroker(settings, config, needs_identity=key == DELIVERY)
-        super().__init__(once, broker, handler, name=name, key=key, **options)
+        super().__init__(once, handler, broker, name=name, key=key, **options)

@@ -51,7 +51,7 @@ class RabbitConsumer(Consumer):
         with client_of("RabbitMQ", extra="rabbitmq"):
             from oncekey.queues.rabbitmq.pika_broker import PikaBroker
         broker = PikaBroker(settings)
-        super().__init__(once, broker, handler, name=name, key=key, **others)
+        super().__init__(once, handler, broker, name=name, key=key, **others)
         broker.use_prefetch(self.settings.batch_size)
 
 
@@ -76,7 +76,7 @@ class AsyncRabbitConsumer(AsyncConsumer):
         with client_of("RabbitMQ", extra="rabbitmq-async"):
             from oncekey.queues.rabbitmq.aio_pika_broker import AioPikaBroker
         broker = AioPikaBroker(settings)
-        super().__init__(once, broker, handler, name=name, key=key, **others)
+        super().__init__(once, handler, broker, name=name, key=key, **others)
         broker.use_prefetch(self.settings.batch_size)
 
 

@@ -59,7 +59,7 @@ class RedisStreamConsumer(Consumer):
         with client_of("Redis Streams", extra="redis"):
             from oncekey.queues.redis_streams.redis_brokers import RedisStreamBroker
         broker = RedisStreamBroker(server, program)
-        super().__init__(once, broker, handler, name=name, key=key, **others)
+        super().__init__(once, handler, broker, name=name, key=key, **others)
 
 
 class AsyncRedisStreamConsumer(AsyncConsumer):
@@ -81,7 +81,7 @@ class AsyncRedisStreamConsumer(AsyncConsumer):
         with client_of("Redis Streams", extra="redis"):
             from oncekey.queues.redis_streams.redis_brokers import AsyncRedisStreamBroker
         broker = AsyncRedisStreamBroker(server, program)
-        super().__init__(once, broker, handler, name=name, key=key, **others)
+        super().__init__(once, handler, broker, name=name, key=key, **others)
 
 
 def _program(

@@ -56,7 +56,7 @@ class SQSConsumer(Consumer):
             park_queue=park_queue,
             max_tries=max_tries,
         )
-        super().__init__(once, broker, handler, name=name, key=key, max_tries=max_tries, **options)
+        super().__init__(once, handler, broker, name=name, key=key, max_tries=max_tries, **options)
 
     def settle(self, settled: Sequence[Settled]) -> None:
         """Delete, hide or move messages of a loop of your own, as their dispositions say."""
@@ -94,7 +94,7 @@ class AsyncSQSConsumer(AsyncConsumer):
             park_queue=park_queue,
             max_tries=max_tries,
         )
-        super().__init__(once, broker, handler, name=name, key=key, max_tries=max_tries, **options)
+        super().__init__(once, handler, broker, name=name, key=key, max_tries=max_tries, **options)
 
     async def settle(self, settled: Sequence[Settled]) -> None:
         """Delete, hide or move messages of a loop of your own, as their dispositions say."""
