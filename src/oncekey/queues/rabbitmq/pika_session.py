@@ -10,13 +10,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, UnroutableError
+from pika.exceptions import (
+    AMQPConnectionError,
+    AMQPError,
+    ChannelClosedByBroker,
+    NackError,
+    UnroutableError,
+)
 
 from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
@@ -230,12 +237,28 @@ class PikaSession:
     def _publish(self, letter: Letter) -> str | None:
         properties = pika.BasicProperties(**letter.properties)
         try:
-            self._letters.basic_publish("", letter.queue, letter.body, properties, mandatory=True)
+            with self._confirmed_in_time():
+                self._letters.basic_publish(
+                    "", letter.queue, letter.body, properties, mandatory=True
+                )
         except UnroutableError:
             return "there is no such queue"
         except NackError:
             return "RabbitMQ refused it"
         return None
+
+    @contextmanager
+    def _confirmed_in_time(self) -> Iterator[None]:
+        """End the connection if RabbitMQ does not confirm: a queue that has lost most of its nodes
+        says nothing, and pika itself would wait for it for ever."""
+        assert self._connection is not None
+        client = self._connection._impl
+        late = AMQPConnectionError(f"no confirm within {PUBLISH_TIMEOUT_S:g} s")
+        timer = client.ioloop.call_later(PUBLISH_TIMEOUT_S, lambda: client._terminate_stream(late))
+        try:
+            yield
+        finally:
+            client.ioloop.remove_timeout(timer)
 
     def _count(self, queue: str) -> int | None:
         try:
