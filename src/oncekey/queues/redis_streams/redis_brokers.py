@@ -21,6 +21,7 @@ from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redis_streams.stream_errors import translated
 from oncekey.queues.redis_streams.stream_program import (
+    AddEntry,
     AskServer,
     Flow,
     RunScript,
@@ -96,6 +97,8 @@ class RedisStreamBroker:
                 return execute(*_script_command(effect, by_digest=True))
             except NoScriptError:
                 return execute(*_script_command(effect, by_digest=False))
+        if isinstance(effect, AddEntry):
+            return execute("XADD", effect.stream, "*", *effect.words)
         if isinstance(effect, WaitForEntry):
             return execute(*_read_command(effect, self._client))
         assert isinstance(effect, AskServer)
@@ -163,6 +166,8 @@ class AsyncRedisStreamBroker:
                 return await execute(*_script_command(effect, by_digest=True))
             except NoScriptError:
                 return await execute(*_script_command(effect, by_digest=False))
+        if isinstance(effect, AddEntry):
+            return await execute("XADD", effect.stream, "*", *effect.words)
         if isinstance(effect, WaitForEntry):
             return await execute(*_read_command(effect, self._client))
         assert isinstance(effect, AskServer)
