@@ -150,6 +150,25 @@ def test_what_ends_after_its_partition_was_taken_away_commits_nothing() -> None:
     assert items(partitions.take(9, now=0)) == ["m0", "m1"]
 
 
+def test_a_partition_that_is_about_to_be_revoked_becomes_idle_whatever_still_comes() -> None:
+    """Under load a rebalance would take all the time it may, and the whole group waits for it."""
+    partitions = assigned()
+    fill(partitions, 0, 1)
+    first, second = partitions.take(9, now=0)
+    partitions.stop_taking([P0])
+    fill(partitions, 2)
+    assert partitions.take(9, now=0) == []
+    partitions.finish(first, now=0)
+    partitions.hold(second, until=0.0, now=0)  # its try failed, and the next one is somebody else's
+    assert partitions.take(9, now=0) == []
+    assert partitions.is_idle([P0])
+    assert partitions.commits([P0]) == {P0: 1}
+    partitions.end([P0])
+    partitions.assign([P0])
+    fill(partitions, 1, 2)
+    assert items(partitions.take(9, now=0)) == ["m1", "m2"]
+
+
 def test_a_partition_that_is_set_back_begins_anew() -> None:
     """As when its topic was deleted and created again: nothing of the new one is skipped."""
     partitions = assigned()
