@@ -218,6 +218,30 @@ def test_only_what_waits_for_a_late_try_or_fills_its_partition_is_stuck() -> Non
     assert items(partitions.take_stuck(now=0)) == ["m0"]  # it holds back a full partition
 
 
+def test_only_messages_that_were_tried_are_looked_at_for_being_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is done with every settlement, so a backlog must not make each of them slow."""
+    looks: list[Entry[str]] = []
+    is_stuck = AssignedPartitions._is_stuck
+
+    def counted(self: Any, entry: Entry[str], now: float) -> bool:
+        looks.append(entry)
+        return is_stuck(self, entry, now)
+
+    monkeypatch.setattr(AssignedPartitions, "_is_stuck", counted)
+    partitions = assigned(max_uncommitted=1_000)
+    fill(partitions, *range(500))
+    first, second = partitions.take(2, now=0)
+    partitions.hold(first, until=5.0, now=0)
+    partitions.finish(second, now=0)
+    assert partitions.take_stuck(now=0) == []
+    assert looks == [first]
+    partitions.end([P0])
+    assert partitions.take_stuck(now=0) == []
+    assert looks == [first]
+
+
 # --- records --------------------------------------------------------------------------------------
 
 

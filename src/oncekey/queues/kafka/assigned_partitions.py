@@ -148,7 +148,7 @@ class AssignedPartitions(Generic[Item]):
         Such a message waits for another try that comes too long after its first one, or it is the
         one that holds back the offset of a partition that is full.
         """
-        stuck = [entry for entry in self._queue.waiting() if self._is_stuck(entry, now)]
+        stuck = [entry for entry in self._queue.waiting_again() if self._is_stuck(entry, now)]
         for entry in stuck:
             self._queue.take_waiting(entry)
             self._out[entry.position.of_partition] += 1
