@@ -207,6 +207,21 @@ def test_a_letter_that_its_queue_refuses_waits_and_is_not_lost(
         assert delayed(channel, queue) == 5 - moved
 
 
+def test_a_message_whose_headers_fill_a_frame_can_become_a_dead_letter(
+    broker: BrokerUnderTest, channel: Any, queue: str
+) -> None:
+    """RabbitMQ ends the connection of whoever sends more, and would do so with every try."""
+    publish(channel, queue, "a", {"trace": "x" * 130_950, "shop": "s-1"})
+    (message,) = broker.receive()
+    broker.settle([(message, LETTER)])
+    _, properties, body = channel.basic_get(f"{queue}.dead", auto_ack=True)
+    assert body == b"a"
+    assert properties.headers["shop"] == "s-1"
+    assert properties.headers["oncekey-error"] == "ValueError: no stock"
+    assert properties.headers["oncekey-left-out"] == "trace"
+    assert waiting(channel, queue) == 0
+
+
 def test_a_queue_that_confirms_nothing_is_not_waited_for_for_ever(
     broker: BrokerUnderTest, channel: Any, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
