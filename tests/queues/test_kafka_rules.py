@@ -150,6 +150,25 @@ def test_what_ends_after_its_partition_was_taken_away_commits_nothing() -> None:
     assert items(partitions.take(9, now=0)) == ["m0", "m1"]
 
 
+def test_a_partition_that_is_about_to_be_revoked_becomes_idle_whatever_still_comes() -> None:
+    """Under load a rebalance would take all the time it may, and the whole group waits for it."""
+    partitions = assigned()
+    fill(partitions, 0, 1)
+    first, second = partitions.take(9, now=0)
+    partitions.stop_taking([P0])
+    fill(partitions, 2)
+    assert partitions.take(9, now=0) == []
+    partitions.finish(first, now=0)
+    partitions.hold(second, until=0.0, now=0)  # its try failed, and the next one is somebody else's
+    assert partitions.take(9, now=0) == []
+    assert partitions.is_idle([P0])
+    assert partitions.commits([P0]) == {P0: 1}
+    partitions.end([P0])
+    partitions.assign([P0])
+    fill(partitions, 1, 2)
+    assert items(partitions.take(9, now=0)) == ["m1", "m2"]
+
+
 def test_a_partition_that_is_set_back_begins_anew() -> None:
     """As when its topic was deleted and created again: nothing of the new one is skipped."""
     partitions = assigned()
@@ -197,6 +216,30 @@ def test_only_what_waits_for_a_late_try_or_fills_its_partition_is_stuck() -> Non
     assert partitions.take_stuck(now=0) == []
     partitions.hold(first, until=5, now=0)
     assert items(partitions.take_stuck(now=0)) == ["m0"]  # it holds back a full partition
+
+
+def test_only_messages_that_were_tried_are_looked_at_for_being_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is done with every settlement, so a backlog must not make each of them slow."""
+    looks: list[Entry[str]] = []
+    is_stuck = AssignedPartitions._is_stuck
+
+    def counted(self: Any, entry: Entry[str], now: float) -> bool:
+        looks.append(entry)
+        return is_stuck(self, entry, now)
+
+    monkeypatch.setattr(AssignedPartitions, "_is_stuck", counted)
+    partitions = assigned(max_uncommitted=1_000)
+    fill(partitions, *range(500))
+    first, second = partitions.take(2, now=0)
+    partitions.hold(first, until=5.0, now=0)
+    partitions.finish(second, now=0)
+    assert partitions.take_stuck(now=0) == []
+    assert looks == [first]
+    partitions.end([P0])
+    assert partitions.take_stuck(now=0) == []
+    assert looks == [first]
 
 
 # --- records --------------------------------------------------------------------------------------

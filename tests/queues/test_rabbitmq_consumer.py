@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
@@ -20,7 +21,9 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.queue_message import Message
+from oncekey.queues.rabbitmq.aio_pika_broker import AioPikaBroker
 from oncekey.queues.rabbitmq.channel_calls import Program, Publish
+from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
 
 
 @pytest.fixture(params=("sync", "async"))
@@ -206,6 +209,25 @@ def test_a_lost_connection_is_opened_again(kind: str, channel: Any, queue: str, 
             wait_for(consumer, Kind.REMOVE, 4)
     assert handler.orders == [1, 2, 3]
     assert delayed(channel, queue) + waiting(channel, queue) == 0
+
+
+def test_a_lost_connection_of_aio_pika_leaves_no_task_behind(queue: str) -> None:
+    async def lose_connections() -> int:
+        """How many tasks are left after some connections were lost, beside this one."""
+        with Proxy(rabbitmq().port) as proxy:
+            url = rabbitmq().url.replace(str(rabbitmq().port), str(proxy.port))
+            broker = AioPikaBroker(RabbitSettings(url=url, queue=queue))
+            await broker.facts()
+            for _ in range(3):
+                await broker.receive(1, 0.01, 1.0)
+                proxy.cut()
+                with pytest.raises(BrokerUnavailable):
+                    await broker.receive(1, PATIENCE_S, 1.0)
+            await broker.receive(1, 0.01, 1.0)
+            await broker.close()
+        return len(asyncio.all_tasks()) - 1
+
+    assert asyncio.run(lose_connections()) == 0
 
 
 def test_a_queue_that_is_removed_and_declared_again_is_consumed_again(

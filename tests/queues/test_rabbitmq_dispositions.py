@@ -18,7 +18,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import REMOVE, STOPPED, DeadLetter, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq import RabbitRefused
+from oncekey.queues.rabbitmq import RabbitRefused, aio_pika_session, pika_session
 
 LETTER = Disposition(Kind.DEAD_LETTER, 0.0, "", DeadLetter("ValueError: no stock", 17, 3))
 FOR_LONG = Disposition(Kind.HIDE, 3_000.0)
@@ -206,6 +206,41 @@ def test_a_letter_that_its_queue_refuses_waits_and_is_not_lost(
         (message,) = broker.receive()
         broker.settle([(message, LETTER)])
         assert delayed(channel, queue) == 5 - moved
+
+
+def test_a_message_whose_headers_fill_a_frame_can_become_a_dead_letter(
+    broker: BrokerUnderTest, channel: Any, queue: str
+) -> None:
+    """RabbitMQ ends the connection of whoever sends more, and would do so with every try."""
+    publish(channel, queue, "a", {"trace": "x" * 130_950, "shop": "s-1"})
+    (message,) = broker.receive()
+    broker.settle([(message, LETTER)])
+    _, properties, body = channel.basic_get(f"{queue}.dead", auto_ack=True)
+    assert body == b"a"
+    assert properties.headers["shop"] == "s-1"
+    assert properties.headers["oncekey-error"] == "ValueError: no stock"
+    assert properties.headers["oncekey-left-out"] == "trace"
+    assert waiting(channel, queue) == 0
+
+
+def test_a_queue_that_confirms_nothing_is_not_waited_for_for_ever(
+    broker: BrokerUnderTest, channel: Any, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for session in (pika_session, aio_pika_session):
+        monkeypatch.setattr(session, "PUBLISH_TIMEOUT_S", 0.5)
+    publish(channel, queue, "a")
+    (message,) = broker.receive()
+    dead = f"{queue}.dead"
+    rabbitmq().suspend_queue(dead)
+    try:
+        with pytest.raises(BrokerUnavailable):
+            broker.settle([(message, LETTER)])
+    finally:
+        rabbitmq().resume_queue(dead)
+    (again,) = broker.receive()  # by another connection
+    broker.settle([(again, LETTER)])
+    assert waiting(channel, queue) == 0
+    assert waiting(channel, dead) >= 1
 
 
 def test_redrive_moves_no_more_letters_than_there_are(

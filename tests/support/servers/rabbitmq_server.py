@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import socket
+import subprocess
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ _COMPANIONS = (
 _PROGRAMS = ("erlexec", "beam.smp", "erl_child_setup", "inet_gethost", "epmd")
 _AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 _REQUEST_SECONDS = 5
+_CALL_SECONDS = 30
 
 
 @functools.cache
@@ -197,6 +199,24 @@ class RabbitServer(LoopbackServer):
         keys = {key.replace("_", "-"): value for key, value in definition.items()}
         body = {"pattern": pattern, "definition": keys, "apply-to": "queues"}
         self.ask("PUT", f"policies/%2F/{quote(name, safe='')}", body)
+
+    def suspend_queue(self, queue: str) -> None:
+        """Let a quorum queue do nothing, and confirm nothing, as one does without a majority."""
+        self._call(f"sys, suspend, ['%2F_{queue}']")
+
+    def resume_queue(self, queue: str) -> None:
+        self._call(f"sys, resume, ['%2F_{queue}']")
+
+    def _call(self, function: str) -> None:
+        """Call a function of Erlang in the node; its result must be ok."""
+        code = f"ok = rpc:call('{self.name}@localhost', {function}), halt()."
+        arguments = ["-noshell", "-sname", f"{processes.fresh_name('asking')}@localhost"]
+        subprocess.run(
+            [self.directory / "bin" / "erl", *arguments, "-eval", code],
+            env={**os.environ, **self.environment()},
+            check=True,
+            timeout=_CALL_SECONDS,
+        )
 
     def wait_until_known(self, queue: str) -> None:
         """Wait until the node has a new quorum queue on its disk.

@@ -24,11 +24,13 @@ class _Assignment:
     """One partition from its assignment to its end. A later assignment is another one.
 
     Whether it is paused is not known at first: librdkafka remembers a pause of the last assignment.
+    One that `is_ending` is about to be revoked: nothing more of it is taken.
     """
 
     number: int
     offsets: PartitionOffsets = field(default_factory=PartitionOffsets)
     paused: bool | None = None
+    is_ending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,11 @@ class AssignedPartitions(Generic[Item]):
         return list(self._assignments)
 
     def stop_taking(self, partitions: Collection[Partition]) -> None:
-        """Forget what waits of partitions that are about to be revoked; what runs may finish."""
+        """Forget what waits of partitions that are about to be revoked; what runs may finish. What
+        still comes of them, or is to be tried again, is left to whoever has them next."""
+        for partition in partitions:
+            if partition in self._assignments:
+                self._assignments[partition].is_ending = True
         self._queue.drop(set(partitions))
 
     def is_idle(self, partitions: Iterable[Partition]) -> bool:
@@ -93,7 +99,7 @@ class AssignedPartitions(Generic[Item]):
         """
         partition = position.of_partition
         assignment = self._assignments.get(partition)
-        if assignment is None:
+        if assignment is None or assignment.is_ending:
             return True  # it is of a partition that was taken away meanwhile
         in_order = assignment.offsets.receive(position.offset)
         if not in_order:
@@ -127,10 +133,12 @@ class AssignedPartitions(Generic[Item]):
 
     def hold(self, entry: Entry[Item], until: float, now: float) -> None:
         """Keep a message that was out, to be taken again at `until`, before those after it."""
-        if self._current(entry) is None:
+        assignment = self._current(entry)
+        if assignment is not None:
+            self._out[entry.position.of_partition] -= 1
+        if assignment is None or assignment.is_ending:
             self._queue.end(entry, now)
             return
-        self._out[entry.position.of_partition] -= 1
         entry.not_before = until
         self._queue.put_back(entry, now)
 
@@ -140,7 +148,7 @@ class AssignedPartitions(Generic[Item]):
         Such a message waits for another try that comes too long after its first one, or it is the
         one that holds back the offset of a partition that is full.
         """
-        stuck = [entry for entry in self._queue.waiting() if self._is_stuck(entry, now)]
+        stuck = [entry for entry in self._queue.waiting_again() if self._is_stuck(entry, now)]
         for entry in stuck:
             self._queue.take_waiting(entry)
             self._out[entry.position.of_partition] += 1

@@ -63,6 +63,7 @@ class OrderQueue(Generic[Item]):
         self._ready: deque[Hashable] = deque()
         self._later: list[tuple[float, int, Hashable]] = []  # a heap of groups and when
         self._numbers = itertools.count()
+        self._put_back: dict[Entry[Item], None] = {}  # those that wait for another try
 
     def add(self, entry: Entry[Item], now: float) -> None:
         """Add a message: a new one, or one that is to be handled again, at its own place."""
@@ -90,6 +91,7 @@ class OrderQueue(Generic[Item]):
                 continue  # the group was dropped or taken since it was put in line
             while group.waiting and len(taken) < most and group.waiting[0].not_before <= now:
                 entry = group.waiting.popleft()
+                self._put_back.pop(entry, None)
                 entry.tries += 1
                 if entry.first_taken is None:
                     entry.first_taken = now
@@ -102,6 +104,7 @@ class OrderQueue(Generic[Item]):
         group = self._groups[entry.group]
         group.out -= 1
         self._insert(group.waiting, entry)
+        self._put_back[entry] = None
         if not group.out:
             self._schedule(entry.group, group, now)
 
@@ -118,6 +121,7 @@ class OrderQueue(Generic[Item]):
         """Take a message before its time; it is put back or ended like any other."""
         group = self._groups[entry.group]
         group.waiting.remove(entry)
+        self._put_back.pop(entry, None)
         group.out += 1
 
     def drop(self, partitions: set[Partition]) -> None:
@@ -129,11 +133,13 @@ class OrderQueue(Generic[Item]):
                 )
             if not group.waiting and not group.out:
                 del self._groups[name]
+        for entry in [e for e in self._put_back if e.position.of_partition in partitions]:
+            del self._put_back[entry]
 
-    def waiting(self) -> Iterator[Entry[Item]]:
-        """Yield every message that is not taken."""
-        for group in self._groups.values():
-            yield from group.waiting
+    def waiting_again(self) -> Iterator[Entry[Item]]:
+        """Yield every message that was taken and put back, and is not taken now: few, however many
+        wait for their first turn."""
+        yield from self._put_back
 
     def next_time(self, now: float) -> float | None:
         """Return when a message may be taken: `now` or later; None if none waits for a time."""

@@ -52,7 +52,6 @@ class PartitionWork:
         self.settings = settings
         self.identity: str | None = None
         self.was_set_back = False  # a partition has other messages than it had before
-        self.is_revoking = False
         self._now = now
         self._wall_clock = wall_clock
         self._assigned: AssignedPartitions[ReceivedRecord] = AssignedPartitions(
@@ -67,7 +66,6 @@ class PartitionWork:
 
     def begin_revoke(self, partitions: Collection[Partition]) -> None:
         """Take no more of these partitions. What runs may finish until `end`."""
-        self.is_revoking = True
         self._assigned.stop_taking(partitions)
 
     def is_idle(self, partitions: Iterable[Partition]) -> bool:
@@ -75,7 +73,6 @@ class PartitionWork:
 
     def end(self, partitions: Collection[Partition]) -> None:
         """Forget partitions: nothing of them is committed any more."""
-        self.is_revoking = False
         self._assigned.end(partitions)
 
     @property

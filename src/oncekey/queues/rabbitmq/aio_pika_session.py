@@ -76,6 +76,7 @@ class AioPikaSession:
         self._buffer: deque[Message] = deque()
         self._changed = asyncio.Event()  # something was delivered, or the session has ended
         self._ended: BaseException | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._tag = ""
 
     @property
@@ -150,15 +151,22 @@ class AioPikaSession:
         try:
             await self.run(self.program.leave())
         except BrokerUnavailable:
+            if self._closing is not None:
+                await self._closing
             return  # it has ended already
         await self._end(BrokerUnavailable("the session is closed"))
 
     async def _end(self, error: BaseException) -> None:
-        if self._ended is not None:
-            return
+        if self._ended is None:
+            self._note_end(error)
+            await self._disconnect()
+
+    def _note_end(self, error: BaseException) -> None:
         self._ended = error
         self._buffer.clear()  # RabbitMQ delivers them again
         self._changed.set()
+
+    async def _disconnect(self) -> None:
         connection = getattr(self, "_connection", None)
         if connection is None:
             return
@@ -293,15 +301,20 @@ class AioPikaSession:
         return message_of(delivery, bytes(delivered.body), self._settings.queue)
 
     async def _lost(self, sender: object, error: BaseException | None = None) -> None:
-        await self._end(error or BrokerUnavailable("the connection was closed"))
+        """A callback of aio-pika, which waits for it before a connection counts as closed. So the
+        connection is closed elsewhere: here that would wait for itself."""
+        if self._ended is None:
+            self._note_end(error or BrokerUnavailable("the connection was closed"))
+            self._closing = asyncio.create_task(self._disconnect())
 
     async def _cancelled(self, frame: object) -> None:
         self.program.is_subscribed = False
-        await self._end(
+        await self._lost(
+            frame,
             BrokerUnavailable(
                 "RabbitMQ ended the subscription: a message was held for longer than the consumer "
                 "timeout, or the queue was removed"
-            )
+            ),
         )
 
 

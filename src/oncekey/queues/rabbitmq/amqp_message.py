@@ -19,6 +19,11 @@ from oncekey.queues.redrive import HEADERS, REDRIVE_HEADER, headers_of
 # How often a message was delivered before it was moved to a delay queue: there RabbitMQ's own count
 # begins anew.
 RECEIVES_HEADER: Final = "oncekey-receives"
+# Which headers of a message were too large for its copy.
+LEFT_OUT_HEADER: Final = "oncekey-left-out"
+LEFT_OUT_MAX_CHARS: Final = 500
+# The headers of a copy; with the other properties they have to fit into a frame of 131,072 bytes.
+HEADERS_MAX_BYTES: Final = 126_000
 PERSISTENT: Final = 2
 NAME_MAX_BYTES: Final = 255  # of a routing key, a message id and the name of a header
 # The properties of AMQP that a copy has too. Left out are `user_id`, since RabbitMQ refuses a
@@ -117,7 +122,7 @@ def copy_of(
         for name, value in (old.get("headers") or {}).items()
         if not _is_left_out(name.lower(), without)
     }
-    properties["headers"] = kept | dict(headers)
+    properties["headers"] = _fitting(kept, headers)
     properties["delivery_mode"] = PERSISTENT
     return Letter(queue, message.body, properties)
 
@@ -138,6 +143,34 @@ def outgoing_letter(message: OutgoingMessage, exchange: str) -> Letter:
 
 def _is_name(text: str) -> bool:
     return len(text.encode()) <= NAME_MAX_BYTES
+
+
+def _fitting(kept: dict[str, Any], added: Mapping[str, str]) -> dict[str, Any]:
+    """The headers of a copy. They must fit into one frame, or RabbitMQ ends the connection, and does
+    so with every further try. Where ours are too much, the largest ones are left out, and named."""
+    too_much = _size_of(kept) + _size_of(added) - HEADERS_MAX_BYTES
+    if too_much <= 0:
+        return kept | dict(added)
+    names = []
+    for name, value in sorted(kept.items(), key=lambda item: _size_of(item[1]), reverse=True):
+        names.append(name)
+        too_much -= _size_of(value)
+        if too_much <= 0:
+            break
+    left = {name: value for name, value in kept.items() if name not in names}
+    shown = ", ".join(names)[:LEFT_OUT_MAX_CHARS]
+    return left | {LEFT_OUT_HEADER: shown} | dict(added)
+
+
+def _size_of(value: object) -> int:
+    """No less than the bytes that a value of a header takes in a frame."""
+    if isinstance(value, Mapping):
+        return 5 + sum(5 + len(name.encode()) + _size_of(each) for name, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return 5 + sum(map(_size_of, value))
+    if isinstance(value, str):
+        return 5 + len(value.encode())
+    return 5 + len(value) if isinstance(value, (bytes, bytearray)) else 16
 
 
 def _is_left_out(name: str, without: tuple[str, ...]) -> bool:

@@ -18,7 +18,13 @@ from typing import Any, Final, TypeVar
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import AMQPError, ChannelClosedByBroker, NackError, UnroutableError
+from pika.exceptions import (
+    AMQPConnectionError,
+    AMQPError,
+    ChannelClosedByBroker,
+    NackError,
+    UnroutableError,
+)
 
 from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
@@ -239,9 +245,10 @@ class PikaSession:
     def _publish(self, letter: Letter) -> str | None:
         properties = pika.BasicProperties(**letter.properties)
         try:
-            self._letters.basic_publish(
-                letter.exchange, letter.queue, letter.body, properties, mandatory=True
-            )
+            with self._confirmed_in_time():
+                self._letters.basic_publish(
+                    letter.exchange, letter.queue, letter.body, properties, mandatory=True
+                )
         except UnroutableError:
             return NO_QUEUE
         except NackError:
@@ -251,6 +258,19 @@ class PikaSession:
             self._letters = self._confirming_channel()
             return reason_of(error)
         return None
+
+    @contextmanager
+    def _confirmed_in_time(self) -> Iterator[None]:
+        """End the connection if RabbitMQ does not confirm: a queue that has lost most of its nodes
+        says nothing, and pika itself would wait for it for ever."""
+        assert self._connection is not None
+        client = self._connection._impl
+        late = AMQPConnectionError(f"no confirm within {PUBLISH_TIMEOUT_S:g} s")
+        timer = client.ioloop.call_later(PUBLISH_TIMEOUT_S, lambda: client._terminate_stream(late))
+        try:
+            yield
+        finally:
+            client.ioloop.remove_timeout(timer)
 
     def _count(self, queue: str) -> int | None:
         try:

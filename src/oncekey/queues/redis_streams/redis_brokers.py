@@ -24,6 +24,7 @@ from oncekey.queues.redis_streams.redis_clients import (
 )
 from oncekey.queues.redis_streams.stream_errors import translated
 from oncekey.queues.redis_streams.stream_program import (
+    AddEntry,
     AskServer,
     Flow,
     RunScript,
@@ -86,6 +87,8 @@ class RedisStreamBroker:
                 return execute(*_script_command(effect, by_digest=True))
             except NoScriptError:
                 return execute(*_script_command(effect, by_digest=False))
+        if isinstance(effect, AddEntry):
+            return execute("XADD", effect.stream, "*", *effect.words)
         if isinstance(effect, WaitForEntry):
             return execute(*_read_command(effect, self._client))
         assert isinstance(effect, AskServer)
@@ -147,6 +150,8 @@ class AsyncRedisStreamBroker:
                 return await execute(*_script_command(effect, by_digest=True))
             except NoScriptError:
                 return await execute(*_script_command(effect, by_digest=False))
+        if isinstance(effect, AddEntry):
+            return await execute("XADD", effect.stream, "*", *effect.words)
         if isinstance(effect, WaitForEntry):
             return await execute(*_read_command(effect, self._client))
         assert isinstance(effect, AskServer)

@@ -46,6 +46,9 @@ TIDY_EVERY_S: Final = 5.0
 TIDY_MOST: Final = 256  # pending entries that are looked at each time
 GONE_AFTER_S: Final = 3600.0  # then a silent consumer without entries is removed
 REDRIVE_BATCH: Final = 100
+# Of one entry, names and values of its fields: a script of Redis cannot add one with more, since
+# its stack has 8,000 places. An entry that has more is added by a command of its own.
+SCRIPT_WORDS_MAX: Final = 7_000
 _log = logging.getLogger("oncekey")
 
 
@@ -68,11 +71,18 @@ class WaitForEntry(NamedTuple):
     milliseconds: int
 
 
+class AddEntry(NamedTuple):
+    """XADD, for an entry that is too large for a script."""
+
+    stream: str
+    words: Sequence[bytes]
+
+
 class AskServer(NamedTuple):
     """INFO; the result is a dictionary, empty if the server does not tell."""
 
 
-StreamEffect = RunScript | WaitForEntry | AskServer
+StreamEffect = RunScript | AddEntry | WaitForEntry | AskServer
 Flow = Generator[StreamEffect, Any, Any]
 
 
@@ -202,7 +212,8 @@ class StreamProgram:
 
     def settle(self, settled: Sequence[Settled]) -> Flow:
         own = self.settings
-        removed = [message.raw.id for message, ending in settled if ending.kind is Kind.REMOVE]
+        moved = yield from self._move_large(settled)
+        removed = [m.raw.id for m, ending in settled if ending.kind is Kind.REMOVE or m in moved]
         arguments: list[str | bytes | int] = [
             own.group,
             self.consumer,
@@ -212,25 +223,40 @@ class StreamProgram:
             *removed,
         ]
         for message, disposition in settled:
-            if disposition.kind is Kind.REMOVE:
+            if disposition.kind is Kind.REMOVE or message in moved:
                 continue
             action = _ACTIONS[disposition.kind]
             if action == "later":
-                words = again_fields(message, self.identity)
+                again = again_fields(message, self.identity)
+                words = again if len(again) <= SCRIPT_WORDS_MAX else []
             else:
                 words = moved_fields(message, disposition, self.identity)
             entry = message.raw
             arguments += (action, entry.id, entry.deliveries, _ms(disposition.seconds), len(words))
             arguments += words
         keys = (own.stream, own.due_key, own.dead_key, own.parked_key)
-        again = yield RunScript("settle", keys, arguments)
-        for id in again:
+        added = yield RunScript("settle", keys, arguments)
+        for id in added:
             _log.warning(
                 "stream %s: entry %s was trimmed while it was in hand, and was added again, since "
                 "it is not done",
                 own.stream,
                 id.decode(),
             )
+
+    def _move_large(self, settled: Sequence[Settled]) -> Flow:
+        """Move dead letters and parked messages that are too large for the script; they are to be
+        removed then. A crash in between leaves a second copy, as any move may."""
+        own, moved = self.settings, set()
+        for message, disposition in settled:
+            if disposition.kind not in (Kind.DEAD_LETTER, Kind.PARK):
+                continue
+            words = moved_fields(message, disposition, self.identity)
+            if len(words) > SCRIPT_WORDS_MAX:
+                is_dead = disposition.kind is Kind.DEAD_LETTER
+                yield AddEntry(own.dead_key if is_dead else own.parked_key, words)
+                moved.add(message)
+        return moved
 
     def extend(self, messages: Sequence[Message], seconds: float) -> Flow:
         own = self.settings
@@ -248,12 +274,18 @@ class StreamProgram:
             )
 
     def redrive(self, most: int, id: str) -> Flow:
-        own, moved = self.settings, 0
-        while moved < most:
-            arguments = (min(REDRIVE_BATCH, most - moved), REDRIVE_HEADER, id)
-            part = yield RunScript("redrive", (own.stream, own.dead_key), arguments)
+        own, moved, copied = self.settings, 0, b""
+        while moved < most or copied:
+            wanted = min(REDRIVE_BATCH, most - moved)
+            arguments = (wanted, REDRIVE_HEADER, id, SCRIPT_WORDS_MAX, copied)
+            part, copied, fields = yield RunScript(
+                "redrive", (own.stream, own.dead_key), arguments
+            )
             moved += part
-            if part < REDRIVE_BATCH:
+            if copied:
+                yield AddEntry(own.stream, (*fields, REDRIVE_HEADER.encode(), id.encode()))
+                moved += 1
+            elif part < REDRIVE_BATCH:
                 break
         return moved
 

@@ -3,7 +3,8 @@
 -- KEYS: stream, due times, dead letters, parked. ARGV: group, consumer, '1' to delete what is done,
 -- the name under which entries wait; how many entries are to be removed, and their ids; then for each
 -- other entry what to do, its id, its deliveries, milliseconds, how many words its fields have, and
--- these words. What to do is 'later' (after those milliseconds), 'dead' or 'park'.
+-- these words. What to do is 'later' (after those milliseconds), 'dead' or 'park'. An entry that is
+-- too large to be added by a script comes without its words.
 -- Returns the ids of those that had to be added again, because they had been trimmed.
 local group, consumer, deletes, waiting = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
 local now = now_ms()
@@ -19,6 +20,8 @@ local function postpone(id, milliseconds, fields)
   if fields_of(id) then
     redis.call('ZADD', KEYS[2], now + milliseconds, id)
     redis.call('XCLAIM', KEYS[1], group, waiting, 0, id, 'JUSTID')
+  elseif #fields == 0 then
+    redis.call('ZADD', KEYS[2], now, id)  -- whoever takes it notes that it is gone
   else
     redis.call('XADD', KEYS[1], '*', unpack(fields))
     again[#again + 1] = id
