@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from faststream import AckPolicy
-from faststream.kafka import KafkaBroker
+from faststream.exceptions import AckMessage, NackMessage, RejectMessage
+from faststream.kafka import KafkaBroker, TestKafkaBroker
 from faststream.message import AckStatus, StreamMessage
 from faststream.rabbit import RabbitBroker, TestRabbitBroker
 
@@ -177,6 +178,60 @@ def test_store_that_is_down_acknowledges_nothing() -> None:
                 store.down = False
                 assert await shop.deliver("a") == (ACKED, {"shipped": "a"})
         assert shop.runs == ["a"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("signal", "ends", "runs"),
+    [(AckMessage(), [ACKED] * 2, 1), (RejectMessage(), [REJECTED] * 2, 1)],
+)
+def test_handler_that_ends_its_message_itself_ends_it_for_good(
+    signal: Exception, ends: list[AckStatus], runs: int
+) -> None:
+    async def test(shop: Shop, once: AsyncOnce) -> None:
+        def end(id: str) -> None:
+            raise signal
+
+        shop.body = end
+        assert [(await shop.deliver("a"))[0] for _ in ends] == ends
+        assert len(shop.runs) == runs
+
+    with_shop(test)
+
+
+def test_handler_that_nacks_its_message_runs_again() -> None:
+    async def test(shop: Shop, once: AsyncOnce) -> None:
+        def nack(id: str) -> None:
+            raise NackMessage
+
+        shop.body = nack
+        assert (await shop.deliver("a"))[0] is NACKED
+        shop.body = lambda id: {"shipped": id}
+        assert await shop.deliver("a") == (ACKED, {"shipped": "a"})
+
+    with_shop(test, backoff="0s")
+
+
+def test_message_of_a_subscriber_without_a_place_for_dead_letters_goes_back() -> None:
+    """An error would reject it, and this broker forgets what is rejected."""
+
+    async def main() -> None:
+        async with AsyncOnce("memory://") as once:
+            guarded = IdempotencyMiddleware(once, name="shipping", key="json:$.id", hold_max="0s")
+            broker = KafkaBroker(middlewares=[guarded])
+            messages: list[StreamMessage[Any]] = []
+
+            async def remember(raw: Any, parse: Callable[[Any], Awaitable[Any]]) -> Any:
+                messages.append(await parse(raw))
+                return messages[-1]
+
+            @broker.subscriber("orders", group_id="g", ack_policy=AckPolicy.ACK, parser=remember)
+            async def ship(order: dict[str, Any]) -> None: ...
+
+            async with TestKafkaBroker(broker):
+                await broker.publish({"id": "a"}, "orders")
+            assert [message.committed for message in messages] == [NACKED]
 
     asyncio.run(main())
 

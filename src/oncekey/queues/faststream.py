@@ -11,6 +11,9 @@ same flow as the consumers of this package, with these ends:
     GIVE_BACK
     DEAD_LETTER, PARK    `dead_letter` is called, if there is one, then RejectMessage
 
+A handler may also end its message itself: AckMessage is a success without a value, NackMessage a
+failed try that may be repeated, and RejectMessage a failure for good.
+
 RabbitMQ moves a rejected message to the dead-letter exchange. Kafka and the others forget it, so
 there `dead_letter` is required. A subscriber that acknowledges first, or by hand, is refused.
 """
@@ -24,11 +27,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from faststream import AckPolicy, BaseMiddleware, StreamMessage
-from faststream.exceptions import NackMessage, RejectMessage
+from faststream.exceptions import AckMessage, NackMessage, RejectMessage
 from faststream.message import SourceType
 
 from oncekey.core.duration import Duration, microseconds
-from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.core.errors import ConfigurationError, NotStarted, OncekeyError, Terminal
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
 from oncekey.queues.consumer_settings import (
@@ -133,6 +136,14 @@ class IdempotencyMiddleware:
         return plan
 
 
+class _AskedAgain(NotStarted):
+    """The handler raised NackMessage, so its key must be free."""
+
+
+class _Rejected(Terminal):
+    """The handler raised RejectMessage."""
+
+
 class _Delivery:
     """One delivery: how to run its handler, and how that ended."""
 
@@ -158,11 +169,7 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
         if msg.source_type is not SourceType.CONSUME:
             return await call_next(msg)  # the answer to a request of this process
         guard, subscriber = self._guard, self.context.get_local("handler_")
-        guard.check_subscriber(subscriber)
-        if not isinstance(msg.body, bytes):
-            raise ConfigurationError(
-                "a batch has no one key; guard a subscriber that takes messages one by one"
-            )
+        await self._check(subscriber, msg)
         delivery = _Delivery(msg, call_next)
         queue = _queue_of(subscriber, msg)
 
@@ -176,12 +183,35 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
             return result
 
         async def handle(message: Message) -> Any:
-            return await call_next(msg)
+            try:
+                return await call_next(msg)
+            except AckMessage:
+                return None
+            except NackMessage as signal:
+                raise _AskedAgain(str(signal)) from signal
+            except RejectMessage as signal:
+                raise _Rejected(str(signal)) from signal
 
         call = HandlerCall(handle, is_async=True, in_transaction=False)
         handler = AsyncMessageHandler(guard.once, call, guard.plan_for(queue), run=run)
         entry = Entry(_message_of(msg, queue), time.monotonic())
         return await self._end(delivery, await handler.handle(entry))
+
+    async def _check(self, subscriber: Any, msg: StreamMessage[Any]) -> None:
+        """Refuse what would not be safe. The subscriber must not end its message by the error of a
+        wrong set-up, so that one goes back."""
+        try:
+            self._guard.check_subscriber(subscriber)
+            if not isinstance(msg.body, bytes):
+                raise ConfigurationError(
+                    "a batch has no one key; guard a subscriber that takes messages one by one"
+                )
+        except ConfigurationError as error:
+            if subscriber.ack_policy in _TOO_EARLY:
+                raise
+            _log.error("message %s goes back: %s", msg.message_id, error)
+            await asyncio.sleep(min(STORE_PAUSE_S, self._guard.hold_max_s))
+            raise NackMessage from error
 
     async def _end(self, delivery: _Delivery, disposition: Disposition) -> Any:
         kind = disposition.kind
