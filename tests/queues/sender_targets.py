@@ -142,7 +142,9 @@ class SqsTarget(Target):
         retries: Any = {"max_attempts": 1}
         if is_async:
             config = AioConfig(retries=retries)
-            return AsyncSQSSender(get_session().create_client("sqs", config=config, **self._options))
+            return AsyncSQSSender(
+                get_session().create_client("sqs", config=config, **self._options)
+            )
         options = {**self._options, "config": Config(retries=retries)}
         return SQSSender(sqs().client(**options))
 
@@ -212,13 +214,13 @@ class RabbitTarget(Target):
 
     def __init__(self) -> None:
         super().__init__()
-        self._url = rabbitmq().url
-        self._queues = RabbitQueues(self._url)
-        with channel_to(self._url) as channel:
+        self.url = rabbitmq().url
+        self._queues = RabbitQueues(self.url)
+        with channel_to(self.url) as channel:
             channel.queue_declare(self.queue, durable=True, arguments=QUORUM)
 
     def sender(self, *, is_async: bool) -> Any:
-        return AsyncRabbitSender(self._url) if is_async else RabbitSender(self._url)
+        return AsyncRabbitSender(self.url) if is_async else RabbitSender(self.url)
 
     def count(self) -> int:
         with channel_to(rabbitmq().url) as channel:
@@ -233,7 +235,7 @@ class RabbitTarget(Target):
     @contextmanager
     def cut_off(self) -> Iterator[Way]:
         with Proxy(rabbitmq().port) as proxy:
-            self._url = rabbitmq().url.replace(str(rabbitmq().port), str(proxy.port))
+            self.url = rabbitmq().url.replace(str(rabbitmq().port), str(proxy.port))
             yield Way(proxy)
 
 

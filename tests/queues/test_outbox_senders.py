@@ -1,21 +1,29 @@
-"""From a row of an outbox through a broker's sender to a consumer on the other side, on each broker.
+"""From a row of an outbox through a broker's sender to a consumer on the other side.
 
-Kafka here is librdkafka's mock and SQS is moto's server: see sender_targets.py.
+On each broker, with both clients. Kafka here is librdkafka's mock and SQS is moto's server: see
+sender_targets.py.
 """
 
 from __future__ import annotations
 
+import signal
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.queues.outbox_case import SECOND, OutboxCase
-from tests.queues.sender_targets import TARGETS, Target
+from tests.queues.running_consumer import PATIENCE_S, wait_until
+from tests.queues.sender_targets import TARGETS, RabbitTarget, Target
 
+from oncekey import Once
 from oncekey.queues.blocking import consumer as consumer_module
-from oncekey.queues.outbox import OutgoingMessage
-from oncekey.queues.rabbitmq import RabbitRefused
+from oncekey.queues.outbox import Outbox, OutboxPublisher, OutgoingMessage
+from oncekey.queues.rabbitmq import RabbitRefused, RabbitSender
 from oncekey.stores.outbox_commands import Settle
 
 # Longer than SQS and AMQP allow for an id of their own, and with characters that SQS refuses.
@@ -85,6 +93,34 @@ def test_a_message_that_was_sent_twice_runs_once_on_the_other_side(
     (first,) = [message for message in seen if message.json()["order"] == 17]
     assert first.headers["oncekey-key"] == LONG_ID
     assert first.headers["kind"] == "placed"
+
+
+def test_what_a_killed_publisher_had_sent_is_sent_again_and_runs_once(tmp_path: Path) -> None:
+    """SIGKILL after RabbitMQ has confirmed, before the rows are deleted."""
+    target, store = RabbitTarget(), f"sqlite:///{tmp_path / 'outbox.db'}"
+    with Once(store) as once:
+        outbox = Outbox(once)
+        outbox.create_table()
+        with closing(sqlite3.connect(tmp_path / "outbox.db")) as connection:
+            for order in range(3):
+                outbox.add(connection, target.queue, {"order": order})
+            connection.commit()
+        command = [sys.executable, "-m", "tests.queues.killed_publisher", store, target.url]
+        killed = subprocess.run(command, timeout=PATIENCE_S)
+        assert killed.returncode == -signal.SIGKILL
+        assert target.count() == outbox.stats().taken == 3
+        publisher = OutboxPublisher(once, RabbitSender(target.url))
+        published: list[int] = []
+
+        def all_are_published() -> bool:
+            published.append(publisher.publish_due())
+            return sum(published) == 3
+
+        wait_until(all_are_published, "the killed publisher's lease is over")
+        publisher._sender.close()  # type: ignore[attr-defined]
+    assert target.count() == 6
+    seen = target.consumed(f"sqlite:///{tmp_path / 'keys.db'}", 6)
+    assert sorted(message.json()["order"] for message in seen) == [0, 1, 2]
 
 
 def test_a_refused_message_is_parked_and_its_neighbours_go_out(
