@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
@@ -97,7 +97,7 @@ def prepared(
     for position, message in enumerate(messages):
         try:
             made[position] = make(message)
-        except (ConfigurationError, ValueError) as error:
+        except (OncekeyError, ValueError) as error:
             results[position] = error
     return made, results
 

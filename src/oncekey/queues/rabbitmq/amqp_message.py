@@ -146,8 +146,9 @@ def _is_name(text: str) -> bool:
 
 
 def _fitting(kept: dict[str, Any], added: Mapping[str, str]) -> dict[str, Any]:
-    """The headers of a copy. They must fit into one frame, or RabbitMQ ends the connection, and does
-    so with every further try. Where ours are too much, the largest ones are left out, and named."""
+    """The headers of a copy. They must fit into one frame, or RabbitMQ ends the connection, and
+    does so with every further try. If ours are too much, the largest ones are left out, and
+    named."""
     too_much = _size_of(kept) + _size_of(added) - HEADERS_MAX_BYTES
     if too_much <= 0:
         return kept | dict(added)

@@ -28,8 +28,8 @@ class _SenderBase:
     ) -> None:
         if not isinstance(body_field, str) or not body_field:
             raise ConfigurationError(f"body_field={body_field!r} must be the name of a field")
-        is_count = isinstance(max_entries, int) and max_entries >= 1
-        if max_entries is not None and not is_count:
+        is_count = isinstance(max_entries, int) and not isinstance(max_entries, bool)
+        if max_entries is not None and not (is_count and max_entries >= 1):
             raise ConfigurationError(f"max_entries={max_entries!r} must be 1 or more")
         self._is_own = isinstance(server, str)
         self._body_field = body_field

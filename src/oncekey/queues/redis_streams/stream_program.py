@@ -278,9 +278,7 @@ class StreamProgram:
         while moved < most or copied:
             wanted = min(REDRIVE_BATCH, most - moved)
             arguments = (wanted, REDRIVE_HEADER, id, SCRIPT_WORDS_MAX, copied)
-            part, copied, fields = yield RunScript(
-                "redrive", (own.stream, own.dead_key), arguments
-            )
+            part, copied, fields = yield RunScript("redrive", (own.stream, own.dead_key), arguments)
             moved += part
             if copied:
                 yield AddEntry(own.stream, (*fields, REDRIVE_HEADER.encode(), id.encode()))

@@ -37,6 +37,8 @@ from oncekey.queues.sqs.sqs_message import is_fifo
 # Of all messages in one call. Many queues allow more by now, which need not be asked for here: a
 # message that is larger is sent alone, and SQS says whether it takes it.
 CALL_MAX_BYTES: Final = 262_144
+# What no queue of SQS takes, whatever its MaximumMessageSize.
+MESSAGE_MAX_BYTES: Final = 1_048_576
 _ID: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
 # What the credentials may lack for one queue alone. Every other error of credentials says nothing
 # about a message.
@@ -110,6 +112,11 @@ def entry_of(message: OutgoingMessage) -> Entry:
         raise ConfigurationError(
             f"the message has {len(message.headers)} headers with oncekey-key, and SQS takes "
             f"{ATTRIBUTES_MAX} attributes; put the others into the body"
+        )
+    if len(message.body) > MESSAGE_MAX_BYTES:
+        raise SqsRefused(
+            f"the body has {len(message.body)} bytes, and SQS takes {MESSAGE_MAX_BYTES}; store it "
+            "elsewhere and send where it is"
         )
     if message.queue.startswith("arn:"):
         address_of(message.queue)
