@@ -2,8 +2,8 @@
 
 A profile function follows six operations: a run, an ASGI request, a FastAPI request, a step and a
 message on the memory store, and a client's request. Each is followed when it is done for the second
-time, so that imports and caches are warm. The output is Markdown, for ARCHITECTURE.md. The module imports
-public names only, so it also runs on another version of the source.
+time, so that imports and caches are warm. The output is Markdown, for ARCHITECTURE.md. The module
+imports public names only, so it also runs on another version of the source.
 """
 
 from __future__ import annotations
