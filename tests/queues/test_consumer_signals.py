@@ -69,7 +69,7 @@ def test_a_signal_in_the_middle_of_a_stop_does_not_wait_for_itself() -> None:
 
     with Once("memory://") as once:
         consumer = Consumer(
-            once, MemoryBroker("orders"), lambda message: None, name="ship", key="json:$.id"
+            once, lambda message: None, MemoryBroker("orders"), name="ship", key="json:$.id"
         )
 
         def stop(number: int, frame: FrameType | None) -> None:
