@@ -7,6 +7,7 @@ them with the same barriers.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -91,6 +92,38 @@ class RunningConsumer:
                     self.error = error
 
         asyncio.run(main())
+
+
+class Handled:
+    """A handler that notes what it was called with, and can be held."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.ids: list[str | int] = []
+        self.lock = threading.Lock()
+        self.gate = threading.Event()
+        self.running = 0
+        self.most = 0
+        self.errors: dict[object, BaseException] = {}
+        if not held:
+            self.gate.set()
+
+    def __call__(self, message: Message) -> None:
+        id = message.json()["id"]
+        with self.lock:
+            self.ids.append(id)
+            self.running += 1
+            self.most = max(self.most, self.running)
+        try:
+            assert self.gate.wait(PATIENCE_S)
+            if id in self.errors:
+                raise self.errors[id]
+        finally:
+            with self.lock:
+                self.running -= 1
+
+
+def send(queue: MemoryBroker, id: str | int, group: str | None = None, **fields: object) -> None:
+    queue.send(json.dumps({"id": id, **fields}), order_group=group)
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.queues.running_consumer import PATIENCE_S, running, wait_until
+from tests.queues.running_consumer import Handled, running, send, wait_until
 
 from oncekey import AsyncOnce, NotStarted, Once, Terminal
 from oncekey.core.errors import ConfigurationError
@@ -29,38 +26,6 @@ KINDS = ("threads", "tasks")
 def kind(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen
-
-
-def send(queue: MemoryBroker, id: str | int, group: str | None = None, **fields: object) -> None:
-    queue.send(json.dumps({"id": id, **fields}), order_group=group)
-
-
-class Handled:
-    """A handler that notes what it was called with, and can be held."""
-
-    def __init__(self, *, held: bool = False) -> None:
-        self.ids: list[str | int] = []
-        self.lock = threading.Lock()
-        self.gate = threading.Event()
-        self.running = 0
-        self.most = 0
-        self.errors: dict[object, BaseException] = {}
-        if not held:
-            self.gate.set()
-
-    def __call__(self, message: Message) -> None:
-        id = message.json()["id"]
-        with self.lock:
-            self.ids.append(id)
-            self.running += 1
-            self.most = max(self.most, self.running)
-        try:
-            assert self.gate.wait(PATIENCE_S)
-            if id in self.errors:
-                raise self.errors[id]
-        finally:
-            with self.lock:
-                self.running -= 1
 
 
 def test_each_key_is_handled_once_and_every_message_removed(kind: str) -> None:
@@ -212,50 +177,6 @@ def test_a_group_is_handled_in_order_and_waits_for_a_message_that_is_tried_again
     firsts = list(dict.fromkeys(handler.ids))
     assert [id for id in firsts if str(id)[0] == "a"] == [f"a{n}" for n in range(5)]
     assert [id for id in firsts if str(id)[0] == "b"] == [f"b{n}" for n in range(5)]
-
-
-def test_while_the_store_is_down_nothing_is_taken_or_removed(kind: str) -> None:
-    queue, handler = MemoryBroker(), Handled()
-    with running(kind, queue) as made:
-        made.start(handler, retry_safe=True, batch=8)
-        made.store.down = True
-        for id in range(30):
-            send(queue, id)
-        wait_until(lambda: made.consumer.in_hand > 0, "some are taken")
-        wait_until(lambda: not _is_up(made), "the consumer has noticed")
-        assert handler.ids == []
-        assert len(queue) == 30
-        received = [stored.receipt for stored in queue._stored.values()]
-        assert sum(received) <= 8, "what is in hand, once"
-        made.store.down = False
-        wait_until(lambda: not len(queue), "the queue is empty")
-    assert sorted(handler.ids, key=int) == list(range(30))
-
-
-def test_an_outage_longer_than_a_lease_parks_no_message_that_is_done(kind: str) -> None:
-    """Its owner has the outcome, and stores it before anybody asks for the key again."""
-    queue, handler = MemoryBroker(), Handled(held=True)
-    for id in range(3):
-        send(queue, id)
-    with running(kind, queue) as made:
-        made.start(
-            handler, retry_safe=False, lease="300ms", store_timeout="0s", concurrency=3, batch=3
-        )
-        wait_until(lambda: handler.running == 3, "all handlers run")
-        made.store.down = True
-        over = time.monotonic() + 0.4
-        handler.gate.set()
-        wait_until(lambda: not _is_up(made), "the consumer has noticed")
-        wait_until(lambda: time.monotonic() > over, "the leases are over")
-        made.store.down = False
-        wait_until(lambda: not len(queue), "the queue is empty")
-    assert sorted(handler.ids, key=int) == [0, 1, 2]
-    assert queue.parked == queue.dead_letters == []
-
-
-def _is_up(made: object) -> bool:
-    up = made.consumer._store_is_up  # type: ignore[attr-defined]
-    return up if isinstance(up, bool) else up.is_set()
 
 
 def test_a_stop_lets_running_handlers_end_and_gives_the_others_back(kind: str) -> None:
