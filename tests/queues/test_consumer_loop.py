@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from tests.queues.running_consumer import Handled, running, send, wait_until
 
-from oncekey import AsyncOnce, NotStarted, Once, Terminal
+from oncekey import NotStarted, Terminal
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.aio.consumer import AsyncConsumer
-from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
-from oncekey.queues.memory_broker import AsyncMemoryBroker, MemoryBroker
+from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.queue_message import Message
 
 KINDS = ("threads", "tasks")
@@ -297,61 +294,6 @@ def test_a_handler_that_ends_its_thread_leaves_a_key_that_nobody_runs_again(kind
             return
         wait_until(lambda: len(queue.parked) == 1, "the message is parked")
     assert handler.ids == [1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"key": "delivery-id"}, "must be a function"),
-        ({"concurrency": 0}, "concurrency=0"),
-        ({"batch": True}, "batch=True"),
-        ({"max_tries": 0}, "max_tries=0"),
-        ({"name": " "}, "name="),
-        ({"request": "headers"}, "request='headers'"),
-        ({"backoff": 3}, "leaves the unit open"),
-        ({"leese": "3s"}, "unknown option leese"),
-    ],
-)
-def test_a_mistake_in_the_settings_shows_when_the_consumer_is_made(
-    options: dict[str, object], message: str
-) -> None:
-    given: dict[str, object] = {"name": "shipping", "key": "json:$.id", **options}
-    with Once("memory://") as once, pytest.raises(ConfigurationError, match=message):
-        Consumer(once, print, MemoryBroker(), **given)
-
-
-@pytest.mark.parametrize(
-    ("handler", "message"),
-    [
-        (lambda: None, "is called with the message"),
-        (lambda message, database: None, "is called with the message"),
-        (lambda attempt: None, "is called with the message"),
-        (lambda message, connection: None, "only a consumer with inbox="),
-        ("ship", "must be a function.*before the queue"),
-    ],
-)
-def test_a_handler_that_cannot_be_called_is_refused_before_a_message_meets_it(
-    handler: Any, message: str
-) -> None:
-    with Once("memory://") as once, pytest.raises(ConfigurationError, match=message):
-        Consumer(once, handler, MemoryBroker(), name="shipping", key="json:$.id")
-
-
-def test_an_engine_of_the_wrong_kind_is_refused(kind: str) -> None:
-    async def ship_async(message: Message) -> None: ...
-
-    options: Any = {"name": "shipping", "key": "json:$.id"}
-    engines: list[Any] = ["sqlite:///keys.db", None]
-    engines.append(AsyncOnce("memory://") if kind == "threads" else Once("memory://"))
-    kinds: dict[str, Any] = {
-        "threads": lambda once: Consumer(once, print, MemoryBroker(), **options),
-        "tasks": lambda once: AsyncConsumer(
-            once, ship_async, AsyncMemoryBroker(MemoryBroker()), **options
-        ),
-    }
-    for once in engines:
-        with pytest.raises(ConfigurationError, match="once must be of type"):
-            kinds[kind](once)
 
 
 def test_a_consumer_runs_once_at_a_time(kind: str) -> None:

@@ -1,0 +1,70 @@
+"""What a consumer refuses when it is made: settings, handlers and engines that cannot work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncekey import AsyncOnce, Once
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.aio.consumer import AsyncConsumer
+from oncekey.queues.blocking.consumer import Consumer
+from oncekey.queues.memory_broker import AsyncMemoryBroker, MemoryBroker
+from oncekey.queues.queue_message import Message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "delivery-id"}, "must be a function"),
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"batch": True}, "batch=True"),
+        ({"max_tries": 0}, "max_tries=0"),
+        ({"name": " "}, "name="),
+        ({"request": "headers"}, "request='headers'"),
+        ({"backoff": 3}, "leaves the unit open"),
+        ({"leese": "3s"}, "unknown option leese"),
+    ],
+)
+def test_a_mistake_in_the_settings_shows_when_the_consumer_is_made(
+    options: dict[str, object], message: str
+) -> None:
+    given: dict[str, object] = {"name": "shipping", "key": "json:$.id", **options}
+    with Once("memory://") as once, pytest.raises(ConfigurationError, match=message):
+        Consumer(once, print, MemoryBroker(), **given)
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (lambda: None, "is called with the message"),
+        (lambda message, database: None, "is called with the message"),
+        (lambda attempt: None, "is called with the message"),
+        (lambda message, connection: None, "only a consumer with inbox="),
+        ("ship", "must be a function.*before the queue"),
+    ],
+)
+def test_a_handler_that_cannot_be_called_is_refused_before_a_message_meets_it(
+    handler: Any, message: str
+) -> None:
+    with Once("memory://") as once, pytest.raises(ConfigurationError, match=message):
+        Consumer(once, handler, MemoryBroker(), name="shipping", key="json:$.id")
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_an_engine_of_the_wrong_kind_is_refused(kind: str) -> None:
+    async def ship_async(message: Message) -> None: ...
+
+    options: Any = {"name": "shipping", "key": "json:$.id"}
+    engines: list[Any] = ["sqlite:///keys.db", None]
+    engines.append(AsyncOnce("memory://") if kind == "threads" else Once("memory://"))
+    kinds: dict[str, Any] = {
+        "threads": lambda once: Consumer(once, print, MemoryBroker(), **options),
+        "tasks": lambda once: AsyncConsumer(
+            once, ship_async, AsyncMemoryBroker(MemoryBroker()), **options
+        ),
+    }
+    for once in engines:
+        with pytest.raises(ConfigurationError, match="once must be of type"):
+            kinds[kind](once)
