@@ -9,9 +9,7 @@ import pytest
 from tests.queues.running_consumer import Handled, running, send, wait_until
 
 from oncekey import NotStarted, Terminal
-from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable, Settled
-from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.queue_message import Message
@@ -294,35 +292,3 @@ def test_a_handler_that_ends_its_thread_leaves_a_key_that_nobody_runs_again(kind
             return
         wait_until(lambda: len(queue.parked) == 1, "the message is parked")
     assert handler.ids == [1]
-
-
-def test_a_consumer_runs_once_at_a_time(kind: str) -> None:
-    queue, handler = MemoryBroker(), Handled()
-    send(queue, 1)
-    with running(kind, queue) as made:
-        made.start(handler)
-        wait_until(lambda: not len(queue), "the queue is empty")
-        with pytest.raises(ConfigurationError, match="runs once"):
-            made.consumer._begin()
-
-
-class RefusedQueue(MemoryBroker):
-    """A queue that cannot be consumed as it is set up, and that notes who leaves it."""
-
-    closed = 0
-
-    def facts(self) -> BrokerFacts:
-        raise ConfigurationError("there is no such queue")
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def test_a_consumer_that_refuses_to_begin_leaves_its_broker(kind: str) -> None:
-    """Else each start of a supervisor would leave a connection behind."""
-    queue = RefusedQueue()
-    with running(kind, queue) as consumer:
-        consumer.start(Handled())
-        consumer.join()
-        assert isinstance(consumer.error, ConfigurationError)
-    assert queue.closed == 1

@@ -1,17 +1,26 @@
-"""What a consumer refuses when it is made: settings, handlers and engines that cannot work."""
+"""What a consumer refuses, when it is made or begins: settings, handlers, engines and queues that
+cannot work."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from tests.queues.running_consumer import running, wait_until
 
 from oncekey import AsyncOnce, Once
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.blocking.consumer import Consumer
+from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.memory_broker import AsyncMemoryBroker, MemoryBroker
 from oncekey.queues.queue_message import Message
+
+
+@pytest.fixture(params=("threads", "tasks"))
+def kind(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
 
 
 @pytest.mark.parametrize(
@@ -52,7 +61,6 @@ def test_a_handler_that_cannot_be_called_is_refused_before_a_message_meets_it(
         Consumer(once, handler, MemoryBroker(), name="shipping", key="json:$.id")
 
 
-@pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_an_engine_of_the_wrong_kind_is_refused(kind: str) -> None:
     async def ship_async(message: Message) -> None: ...
 
@@ -68,3 +76,35 @@ def test_an_engine_of_the_wrong_kind_is_refused(kind: str) -> None:
     for once in engines:
         with pytest.raises(ConfigurationError, match="once must be of type"):
             kinds[kind](once)
+
+
+def test_a_consumer_runs_once_at_a_time(kind: str) -> None:
+    queue = MemoryBroker()
+    queue.send('{"id": 1}')
+    with running(kind, queue) as made:
+        made.start(lambda message: None)
+        wait_until(lambda: not len(queue), "the queue is empty")
+        with pytest.raises(ConfigurationError, match="runs once"):
+            made.consumer._begin()
+
+
+class RefusedQueue(MemoryBroker):
+    """A queue that cannot be consumed as it is set up, and that notes who leaves it."""
+
+    closed = 0
+
+    def facts(self) -> BrokerFacts:
+        raise ConfigurationError("there is no such queue")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_consumer_that_refuses_to_begin_leaves_its_broker(kind: str) -> None:
+    """Else each start of a supervisor would leave a connection behind."""
+    queue = RefusedQueue()
+    with running(kind, queue) as consumer:
+        consumer.start(lambda message: None)
+        consumer.join()
+        assert isinstance(consumer.error, ConfigurationError)
+    assert queue.closed == 1
