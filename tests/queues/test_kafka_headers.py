@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import Producer
 from tests.queues.kafka_topics import SECONDS, Topic, consumer_of, running, wait_for
 from tests.support.kafka_servers import kafka_mock
+from tests.support.servers.kafka_server import KafkaMock
 
 from oncekey import AsyncOnce, Once, Policy, Terminal
 from oncekey.core.errors import ConfigurationError
@@ -279,3 +280,18 @@ def test_latest_pins_its_start_so_that_nothing_after_it_is_skipped(topic: Topic)
         again = consumer_of(topic, once, lambda m: seen.append(m.json()["order"]), config=config)
         with running(again):
             wait_for(lambda: seen == ["while nobody was there"], "it is handled")
+
+
+def test_a_consumer_stops_in_order_while_its_brokers_are_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On aiokafka, whose client says only in its log that it tries in vain."""
+    with KafkaMock() as mock:
+        topic = MockTopic({**mock.client, "log_level": 0})
+        consumers = AsyncConsumers(topic)
+        topic.send("a")
+        with consumers.running(lambda message: None) as consumer:
+            wait_for(lambda: consumer.counts[Kind.REMOVE] == 1, "the message is handled")
+            mock.kill()
+            wait_for(lambda: "Failed fetch messages" in caplog.text, "the broker is missed")
+        consumers.close()

@@ -122,7 +122,7 @@ class AiokafkaBroker:
         assert self._producer is not None
         await self._commit(self._work.commits())
         self._work.end(self._work.partitions)
-        await self._consumer.stop()
+        await _stop(self._consumer)
         await self._producer.stop()
 
     def _raise_trouble(self) -> None:
@@ -273,6 +273,18 @@ class AiokafkaBroker:
         release hides the generation, the broker refuses the commit itself."""
         coordinator = getattr(self._consumer, "_coordinator", None)
         return bool(getattr(coordinator, "generation", 0) == _NO_GENERATION)
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    """Stop a client. While its brokers are away, aiokafka lets the cancellation of a task of its
+    own out, and leaves the connections open; whoever stops was not cancelled then."""
+    try:
+        await consumer.stop()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        await consumer._client.close()
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
