@@ -99,7 +99,8 @@ BEGIN
         EXIT WHEN v_due = '{}';
         -- The first row of each group that is not among them holds back those behind it.
         UPDATE {schema}.outbox o
-        SET due_at = greatest(least(gap.until, n + p_recheck_max), n + p_recheck_min)
+        SET due_at = greatest(least(gap.until, n + p_recheck_max), n + p_recheck_min),
+            owner = NULL  -- of a lease that is over: a row with an owner is not made due by others
         FROM (
             SELECT g.queue, g.order_group, f.seq, f.until
             FROM (

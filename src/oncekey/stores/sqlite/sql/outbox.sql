@@ -57,8 +57,9 @@ WHERE queue = :queue AND order_group = :order_group AND state < 2
     AND seq NOT IN (SELECT value FROM json_each(:due))
 ORDER BY seq LIMIT 1;
 
+-- The owner of a lease that is over goes: a row with an owner is not made due by others.
 -- name: put_off
-UPDATE oncekey_outbox SET due_at = :until WHERE seq IN (SELECT value FROM json_each(:seqs));
+UPDATE oncekey_outbox SET due_at = :until, owner = NULL WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: take
 UPDATE oncekey_outbox SET owner = :owner, due_at = :until, tries = tries + 1
