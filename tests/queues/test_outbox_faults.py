@@ -12,6 +12,8 @@ import requests
 from tests.queues.outbox_case import KINDS, SECOND, OutboxCase, Sent
 
 from oncekey.stores.outbox_commands import Settle, Take
+from oncekey.stores.postgres import outbox_program as postgres_program
+from oncekey.stores.sqlite import outbox_program as sqlite_program
 
 
 @pytest.fixture(params=KINDS)
@@ -84,3 +86,32 @@ def test_a_message_with_an_old_lease_is_due_as_soon_as_the_one_before_it_is_sent
     case.do(store.outbox(Settle(owner, [first.seq], [], [], 0, 10)))
     (second,) = case.do(store.outbox(Take(owner, 30 * SECOND, 10)))
     assert second.body == b"2"
+
+
+@pytest.fixture
+def small_takes(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many bytes a take has now."""
+    for program in (postgres_program, sqlite_program):
+        monkeypatch.setattr(program, "TAKE_BYTES", 40)
+    return 40
+
+
+def test_a_take_is_bounded_in_bytes(case: OutboxCase, small_takes: int) -> None:
+    """A batch of the largest messages must not fill the publisher's memory."""
+    for number in range(10):
+        case.add(bytes([number]) * (small_takes // 4), order_group="g")
+    store, owner = case.once._store, bytes(16)
+    seen: list[int] = []
+    while entries := case.do(store.outbox(Take(owner, 30 * SECOND, 100))):
+        assert 1 <= len(entries) <= 4
+        seen += [entry.body[0] for entry in entries]
+        case.do(store.outbox(Settle(owner, [entry.seq for entry in entries], [], [], 0, 100)))
+    assert seen == list(range(10))
+
+
+def test_a_message_larger_than_a_take_is_taken_all_the_same(
+    case: OutboxCase, small_takes: int
+) -> None:
+    for body in ("small", "x" * small_takes * 2, "last"):
+        case.add(body)
+    assert case.publisher(Sent(case)).publish_due() == 3

@@ -47,7 +47,7 @@ INSERT INTO oncekey_outbox (due_at, created_at, fence, id, queue, order_group, h
 VALUES (:now, :now, :fence, :id, :queue, :order_group, :headers, :body);
 
 -- name: due
-SELECT seq, queue, order_group FROM oncekey_outbox
+SELECT seq, queue, order_group, length(body) FROM oncekey_outbox
 WHERE state = 0 AND due_at <= :now ORDER BY due_at, seq LIMIT :most;
 
 -- The first row of a group that is not among those that are due: it holds back the ones behind it.
