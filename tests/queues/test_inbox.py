@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import aiosqlite
 import asyncpg
 import psycopg
 import pytest
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
@@ -277,7 +278,9 @@ class Chain:
         else:
             options["key"] = f"header:{KEY_HEADER}"
         handler = self.order if is_orders else self.mail
-        consumer = Consumer(self.once, handler, broker, backoff="1ms", max_tries=3, **options)
+        consumer = Consumer(
+            self.once, handler, broker, backoff="1ms", backoff_max="2ms", max_tries=3, **options
+        )
         left = threading.Semaphore(0)
 
         def settled(message: Message, disposition: Disposition) -> None:
@@ -344,3 +347,51 @@ def test_a_message_that_fails_too_often_is_a_dead_letter_with_its_stored_error(
     chain.orders.send("tea")
     chain.consume(chain.orders, 2)
     assert (rows(chain.url), chain.outbox.stats().waiting) == (1, 1)
+
+
+def test_a_pool_without_connections_makes_no_dead_letters(chain: Chain) -> None:
+    """The handler has not run, so no try has failed, however often the broker has delivered."""
+    refusals, connect = [PoolTimeout("no connection")] * 6, chain.inbox._connect
+
+    def crowded() -> Any:
+        if refusals:
+            raise refusals.pop()
+        return connect()
+
+    chain.inbox._connect = crowded
+    chain.orders.send("tea")
+    chain.consume(chain.orders, 1)
+    assert chain.counts == {Kind.RETRY: 6, Kind.REMOVE: 1}
+    assert rows(chain.url) == 1
+
+
+def test_a_message_that_may_end_its_consumers_is_a_dead_letter_in_the_end(chain: Chain) -> None:
+    refusals, connect = [PoolTimeout("no connection")] * 30, chain.inbox._connect
+    chain.inbox._connect = lambda: connect() if not refusals else raise_(refusals.pop())
+    chain.orders.send("tea")
+    chain.consume(chain.orders, 1)
+    assert chain.counts == {Kind.RETRY: 30, Kind.DEAD_LETTER: 1}
+
+
+def raise_(error: Exception) -> Any:
+    raise error
+
+
+def test_a_handler_that_hides_an_error_of_the_database_stops_nobody_else(chain: Chain) -> None:
+    """Its transaction cannot be committed, which says nothing about the store."""
+    order = chain.order
+
+    def hides(message: Message, connection: Any) -> None:
+        if message.text == "milk":
+            with contextlib.suppress(psycopg.errors.DivisionByZero):
+                connection.execute("SELECT 1 / 0")
+        else:
+            order(message, connection)
+
+    chain.order = hides  # type: ignore[method-assign]
+    chain.orders.send("milk")
+    chain.orders.send("tea")
+    chain.consume(chain.orders, 2)
+    assert chain.counts == {Kind.RETRY: 2, Kind.DEAD_LETTER: 1, Kind.REMOVE: 1}
+    assert "TransactionAborted" in chain.orders.dead_letters[0].headers["oncekey-error"]
+    assert rows(chain.url) == 1

@@ -196,7 +196,7 @@ def test_a_take_reads_few_rows_of_a_long_queue() -> None:
 
 TAKE = (
     "SELECT seq FROM oncekey.outbox_take_1(NULL, gen_random_uuid(), 1000, 100, 10, 60000000, "
-    "300000000)"
+    "300000000, 67108864)"
 )
 
 

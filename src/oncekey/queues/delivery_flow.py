@@ -67,6 +67,11 @@ class TooManyTries(Terminal):
     """The handler has failed, or its process died, as often as `max_tries` allows."""
 
 
+class TransactionAborted(Exception):
+    """The handler went on after an error of the database, so that its inbox could not commit, nor
+    store a failure in the same transaction."""
+
+
 def delivery(message: Message, plan: ConsumerPlan) -> Generator[DeliveryEffect, Any, Disposition]:
     """Handle one delivery of a message."""
     try:
@@ -96,6 +101,8 @@ def delivery(message: Message, plan: ConsumerPlan) -> Generator[DeliveryEffect, 
         ended = ended.error
     elif (clear := by_error(ended)) is not None:
         return clear
+    if isinstance(ended, TransactionAborted) and message.receive_count >= plan.settings.max_tries:
+        return dead_letter(describe(ended))
     seen = yield LookAtKey(key)
     if isinstance(seen, StoreUnavailable):
         return give_back(seen)
@@ -104,11 +111,11 @@ def delivery(message: Message, plan: ConsumerPlan) -> Generator[DeliveryEffect, 
     return by_record(seen, ended, backoff_s(tries, *plan.settings.backoff_s))
 
 
-def check_tries(tries: int, plan: ConsumerPlan) -> None:
+def check_tries(tries: int, plan: ConsumerPlan, factor: int = 1) -> None:
     """Called before the handler: raises TooManyTries if it must not run once more. It comes to this
     if earlier attempts did not live to say that they failed, so the message may be what kills its
-    consumers."""
-    if tries > plan.settings.max_tries:
+    consumers. `factor` is how many of the counted tries may be none."""
+    if tries > plan.settings.max_tries * factor:
         raise TooManyTries(
             f"{tries - 1} tries ended without an outcome, max_tries is {plan.settings.max_tries}; "
             "this message may be what ends its consumers"

@@ -16,6 +16,8 @@ from oncekey.queues.delivery_flow import HandlerRaised, check_tries, raised
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
+# With an inbox, a message does not run again after this many deliveries for each of its tries.
+DELIVERIES_PER_TRY: Final = 10
 _MARK: Final = "try:"  # and the number of its attempt, as the name of a step
 # So many tries leave a mark behind: an operation has no more than STEPS_MAX steps in all. From then
 # on every attempt counts as a try.
@@ -69,12 +71,16 @@ class HandlerCall:
         Not every attempt is a try: a key that was claimed ahead may have been given back, or lost
         with its consumer, before its handler began. So each try but the first leaves a step behind
         (`mark_of`), and those are counted; if a single try is allowed, the first one does too. In a
-        transaction a failed try leaves nothing behind, so there the broker's own count is taken.
+        transaction a failed try leaves nothing behind, so there the broker's own count is taken. It
+        also counts deliveries that found the key held or no connection free, so it is no reason to
+        give a message up that has not run, unless it is very high.
         """
         entry.attempt, entry.key = attempt, attempt.key
         if self._in_transaction:
             tries = max(1, entry.message.receive_count)
-        elif attempt.number <= tries_before + 1:
+            check_tries(tries, plan, DELIVERIES_PER_TRY)
+            return tries
+        if attempt.number <= tries_before + 1:
             tries = 1
         else:
             unmarked = 0 if plan.settings.max_tries == 1 else 1  # the first try

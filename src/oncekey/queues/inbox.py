@@ -24,13 +24,21 @@ from contextlib import (
 )
 from typing import Any, Final, NamedTuple, TypeVar
 
-from oncekey.core.errors import ConfigurationError, NotReplayable, OutcomeUnknown, Terminal
+from oncekey.core.errors import (
+    ConfigurationError,
+    NotReplayable,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Terminal,
+)
 from oncekey.core.identity import KeyLike
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.results import Result
+from oncekey.queues.delivery_flow import TransactionAborted
+from oncekey.stores.postgres.errors import IN_FAILED_TRANSACTION, sqlstate_of
 from oncekey.stores.postgres.transaction_retry import (
     TRANSACTION_TRIES_DEFAULT,
     run_transaction,
@@ -80,6 +88,9 @@ class Inbox:
                 return _Ended(tx.run(operation, key, body, **options), None)
             except _KEPT as error:
                 return _Ended(None, error)
+            except StoreUnavailable as error:
+                _check_transaction(error)
+                raise
 
         return _concluded(run_transaction(self._begin, work, tries=self._tries))
 
@@ -136,6 +147,9 @@ class AsyncInbox:
                 return _Ended(await tx.run(operation, key, body, **options), None)
             except _KEPT as error:
                 return _Ended(None, error)
+            except StoreUnavailable as error:
+                _check_transaction(error)
+                raise
 
         return _concluded(await run_transaction_async(self._begin, work, tries=self._tries))
 
@@ -168,6 +182,15 @@ def django_transaction(using: str = "default") -> Callable[[], AbstractContextMa
             yield connections[using]
 
     return begin
+
+
+def _check_transaction(error: StoreUnavailable) -> None:
+    """Raise TransactionAborted if the body is to blame, and not the store."""
+    if sqlstate_of(error) == IN_FAILED_TRANSACTION:
+        raise TransactionAborted(
+            "a statement of the body failed and it went on; PostgreSQL rolls such a transaction "
+            "back. Let the error through, or run the statement in a savepoint"
+        ) from error
 
 
 class _Ended(NamedTuple):

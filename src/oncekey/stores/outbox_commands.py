@@ -26,6 +26,9 @@ RECHECK_MAX_US: Final = 300_000_000
 # In one take so many times rows are put off that wait behind others, before it returns empty.
 TAKE_ROUNDS: Final = 50
 
+# When the bodies of a take have this many bytes, no more are taken.
+TAKE_BYTES: Final = 67_108_864
+
 
 class OutboxRow(NamedTuple):
     """A message to add. `fence` is that of the attempt which adds it, 0 where there is none."""

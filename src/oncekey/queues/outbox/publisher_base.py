@@ -43,6 +43,7 @@ class PublisherBase:
         published = 0
         while True:
             report = yield from self._flow.batch()
+            yield from self._flow.purge()
             self._count(report)
             published += report.published
             if not report.taken or report.down is not None:

@@ -23,7 +23,7 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.engine.clock import new_owner
 from oncekey.queues.disposition import backoff_s, describe
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage, message_of
-from oncekey.queues.outbox.senders import UNAVAILABLE
+from oncekey.queues.outbox.senders import is_unavailable
 from oncekey.stores.outbox_commands import (
     FailedTry,
     OutboxCommand,
@@ -141,8 +141,7 @@ class Publishing:
         while not self._is_stopping():
             try:
                 report = yield from self.batch()
-                if settings.us("keep"):
-                    yield Purge(settings.us("keep"), PURGE_LIMIT)
+                yield from self.purge()
             except StoreUnavailable as error:
                 _log.warning(
                     "publisher %s: %s; it goes on when the store is back", self.name, error
@@ -157,6 +156,11 @@ class Publishing:
             pause = _PAUSE_FIRST_US
             if not report.taken:
                 yield Wait(settings.us("poll"))
+
+    def purge(self) -> Generator[Effect, Any, None]:
+        """Delete rows that were kept long enough, one batch of them."""
+        if self._settings.us("keep"):
+            yield Purge(self._settings.us("keep"), PURGE_LIMIT)
 
     @property
     def name(self) -> str:
@@ -262,7 +266,7 @@ class _Sending:
 
     def _failed(self, entry: OutboxEntry, error: Exception) -> FailedTry:
         settings = self._settings
-        is_refused = not isinstance(error, UNAVAILABLE)
+        is_refused = not is_unavailable(error)
         if not is_refused:
             self._down = error
         park = is_refused and entry.refusals + 1 >= settings.max_tries

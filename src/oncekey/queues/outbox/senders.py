@@ -26,9 +26,31 @@ SENDER_BATCH_MAX: Final = 100
 SEND_TIMEOUT_S: Final = 10.0
 
 # The broker was not reached: that says nothing about the message, so it does not count as refused.
-UNAVAILABLE: Final = (BrokerUnavailable, OSError, TimeoutError)
+_UNAVAILABLE: Final = (BrokerUnavailable, OSError, TimeoutError)
+# OSErrors that are about a file, such as one that is to be sent.
+_ABOUT_FILES: Final = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+# Answers of HTTP servers that are about themselves: too many requests, and errors of their own.
+_TOO_MANY_REQUESTS: Final = 429
+_SERVER_ERRORS: Final = 500
 
 Results = Sequence[Exception | None]
+
+
+def is_unavailable(error: Exception) -> bool:
+    """True if this error says nothing about the message. The errors of `requests` and `urllib` for
+    an HTTP status are OSErrors too, but a server that answers has been reached."""
+    if not isinstance(error, _UNAVAILABLE) or isinstance(error, _ABOUT_FILES):
+        return False
+    status = getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None))
+    if not isinstance(status, int):
+        return True
+    return status == _TOO_MANY_REQUESTS or status >= _SERVER_ERRORS
 
 
 class Sender(Protocol):

@@ -15,6 +15,7 @@ from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailab
 SERIALIZATION: Final = frozenset(("40001", "40P01"))
 READ_ONLY: Final = "25006"
 LOCKED: Final = "55P03"
+IN_FAILED_TRANSACTION: Final = "25P02"
 
 # Our own codes, for conditions that have no SQLSTATE.
 RING_ISOLATION: Final = "OK001"
@@ -33,7 +34,7 @@ _MEANING: Final = {
     "25006": "the server is read-only (a standby, or default_transaction_read_only); connect to "
     "the primary",
     "0A000": "the tables were changed under a session of ours; it is replaced",
-    "25P02": "the transaction had already failed; roll it back",
+    IN_FAILED_TRANSACTION: "the transaction had already failed; roll it back",
     "26": _POOLER,
     "42P05": _POOLER,
     POOLER_DETECTED: _POOLER,

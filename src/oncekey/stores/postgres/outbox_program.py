@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from oncekey.stores.outbox_commands import (
     RECHECK_MAX_US,
     RECHECK_MIN_US,
+    TAKE_BYTES,
     TAKE_ROUNDS,
     Added,
     DiscardParked,
@@ -77,7 +78,7 @@ def add(program: Program, row: OutboxRow, state: TransactionState) -> Actions[Ad
 
 
 def _take(command: Take, now: int | None) -> Statement:
-    limits = (command.limit, TAKE_ROUNDS, RECHECK_MIN_US, RECHECK_MAX_US)
+    limits = (command.limit, TAKE_ROUNDS, RECHECK_MIN_US, RECHECK_MAX_US, TAKE_BYTES)
     return Statement("outbox_take", (now, command.owner, command.lease, *limits))
 
 

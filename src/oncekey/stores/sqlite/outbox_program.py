@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, cast
 from oncekey.stores.outbox_commands import (
     RECHECK_MAX_US,
     RECHECK_MIN_US,
+    TAKE_BYTES,
     TAKE_ROUNDS,
     Added,
     DiscardParked,
@@ -88,9 +89,10 @@ def _list(values: Sequence[Any]) -> str:
 
 def _take(command: Take, now: int) -> Statements[list[OutboxEntry]]:
     for _ in range(TAKE_ROUNDS):
-        due = yield _query("due", {"now": now, "most": command.limit})
-        if not due:
+        rows = yield _query("due", {"now": now, "most": command.limit})
+        if not rows:
             return []
+        due = _within_bytes(rows)
         put_off = yield from _put_off(due, now)
         seqs = _list([seq for seq, _, _ in due if seq not in put_off])
         if seqs != "[]":
@@ -99,6 +101,17 @@ def _take(command: Take, now: int) -> Statements[list[OutboxEntry]]:
             rows = yield _query("taken", {"seqs": seqs})
             return [OutboxEntry(*row) for row in rows]
     return []
+
+
+def _within_bytes(rows: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    """As many of the rows as fit into one take, without their sizes; the first one always does."""
+    fitting, size = [], 0
+    for *row, length in rows:
+        if size >= TAKE_BYTES:
+            break
+        fitting.append(row)
+        size += length
+    return fitting
 
 
 def _put_off(due: Sequence[Sequence[Any]], now: int) -> Statements[set[int]]:

@@ -7,7 +7,7 @@ SELECT {schema}.outbox_add_1($1::bigint, $2::text, $3::text, $4::text, $5::text,
 -- name: outbox_take
 SELECT seq, id, queue, order_group, headers, body, tries, refusals, created_at, error
 FROM {schema}.outbox_take_1($1::bigint, $2::uuid, $3::bigint, $4::integer, $5::integer, $6::bigint,
-    $7::bigint);
+    $7::bigint, $8::bigint);
 
 -- name: outbox_settle
 SELECT {schema}.outbox_settle_1($1::bigint, $2::uuid, $3::bigint[], $4::bigint[], $5::bigint[],

@@ -83,7 +83,7 @@ $add$;
 -- so that the next one sees what the previous take has done.
 CREATE OR REPLACE FUNCTION {schema}.outbox_take_1(
     p_now bigint, p_owner uuid, p_lease bigint, p_most integer, p_rounds integer, p_recheck_min bigint,
-    p_recheck_max bigint
+    p_recheck_max bigint, p_bytes bigint
 ) RETURNS SETOF {schema}.outbox LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $take$
 DECLARE
     n bigint;
@@ -97,9 +97,19 @@ BEGIN
             ORDER BY o.due_at, o.seq LIMIT p_most FOR UPDATE SKIP LOCKED
         );
         EXIT WHEN v_due = '{}';
+        -- As many of them as fit; the first one always does.
+        v_due := ARRAY(
+            SELECT d.seq FROM (
+                SELECT o.seq, sum(octet_length(o.body)) OVER (
+                    ORDER BY o.due_at, o.seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+                FROM {schema}.outbox o WHERE o.seq = ANY (v_due)
+            ) d
+            WHERE coalesce(d.before, 0) < p_bytes
+        );
         -- The first row of each group that is not among them holds back those behind it.
         UPDATE {schema}.outbox o
-        SET due_at = greatest(least(gap.until, n + p_recheck_max), n + p_recheck_min)
+        SET due_at = greatest(least(gap.until, n + p_recheck_max), n + p_recheck_min),
+            owner = NULL  -- of a lease that is over: a row with an owner is not made due by others
         FROM (
             SELECT g.queue, g.order_group, f.seq, f.until
             FROM (

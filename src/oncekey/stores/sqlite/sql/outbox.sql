@@ -47,7 +47,7 @@ INSERT INTO oncekey_outbox (due_at, created_at, fence, id, queue, order_group, h
 VALUES (:now, :now, :fence, :id, :queue, :order_group, :headers, :body);
 
 -- name: due
-SELECT seq, queue, order_group FROM oncekey_outbox
+SELECT seq, queue, order_group, length(body) FROM oncekey_outbox
 WHERE state = 0 AND due_at <= :now ORDER BY due_at, seq LIMIT :most;
 
 -- The first row of a group that is not among those that are due: it holds back the ones behind it.
@@ -57,8 +57,9 @@ WHERE queue = :queue AND order_group = :order_group AND state < 2
     AND seq NOT IN (SELECT value FROM json_each(:due))
 ORDER BY seq LIMIT 1;
 
+-- The owner of a lease that is over goes: a row with an owner is not made due by others.
 -- name: put_off
-UPDATE oncekey_outbox SET due_at = :until WHERE seq IN (SELECT value FROM json_each(:seqs));
+UPDATE oncekey_outbox SET due_at = :until, owner = NULL WHERE seq IN (SELECT value FROM json_each(:seqs));
 
 -- name: take
 UPDATE oncekey_outbox SET owner = :owner, due_at = :until, tries = tries + 1
