@@ -37,8 +37,9 @@ def test_what_waits_and_what_is_parked_are_gauges(case: OutboxCase) -> None:
     case.add("bad")
     case.publisher(sent, max_tries=1).publish_due()
     case.add("good")
+    case.add("better")
     case.clock.advance(7 * SECOND)
-    assert figures(collector) == {"waiting": 1, "oldest_seconds": 7, "parked": 1}
+    assert figures(collector) == {"waiting": 2, "oldest_seconds": 7, "parked": 1}
 
 
 def test_a_store_without_an_outbox_has_no_such_gauges(
