@@ -22,6 +22,7 @@ from oncekey.metrics.event_counts import ALIASES
 from oncekey.metrics.exporter import StoreCollector, make_registry, text_of
 from oncekey.metrics.prometheus import PrometheusMetrics
 from oncekey.metrics.store_gauges import GAUGE_NAMES
+from oncekey.queues.outbox import Outbox
 
 FILES = files("oncekey.metrics") / "files"
 RULES = yaml.safe_load((FILES / "alerts.yml").read_text(encoding="utf-8"))
@@ -51,6 +52,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     url = f"sqlite:///{tmp_path_factory.mktemp('recorded') / 'keys.db'}"
     values: Recorded = {}
     with Once(url, cache=0) as once:
+        Outbox(once).create_table()
         metrics = CollectorRegistry()
         PrometheusMetrics(once, registry=metrics)
         collector = StoreCollector(once._store, "sqlite")

@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry, generate_latest, start_http_ser
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from oncekey.core.errors import StoreUnavailable
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.store import Store
 from oncekey.engine.administration import run_plan
 from oncekey.metrics.store_gauges import READ_AT, READ_SECONDS, UP, Reading, StoreWatch, gauges_of
+from oncekey.stores.outbox_commands import Measure, OutboxCounts
 
 
 class StoreCollector:
@@ -33,6 +34,7 @@ class StoreCollector:
         self._store = store
         self._name = name
         self._watch = StoreWatch()
+        self._has_outbox = hasattr(store, "outbox")
         self._lock = threading.Lock()
         self._reading: Reading | None = None
         self._seconds = 0.0
@@ -45,11 +47,24 @@ class StoreCollector:
         with self._lock:
             try:
                 reading = run_plan(self._store, self._watch.read())
+                reading = reading._replace(outbox=self._read_outbox())
             except StoreUnavailable as error:
                 failure = error
             self._reading, self._seconds = reading, time.perf_counter() - began
             self._read_at = time.time()
         return failure
+
+    def _read_outbox(self) -> OutboxCounts | None:
+        """The counts of the outbox. Without its table it is not asked for again: the database would
+        log every try as an error."""
+        if not self._has_outbox:
+            return None
+        try:
+            counts: OutboxCounts = self._store.outbox(Measure())  # type: ignore[attr-defined]
+        except ConfigurationError:
+            self._has_outbox = False
+            return None
+        return counts
 
     @property
     def reading(self) -> Reading | None:

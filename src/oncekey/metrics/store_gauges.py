@@ -18,6 +18,7 @@ from oncekey.core.store import Unfinished
 from oncekey.engine.administration import Plan, StoreCall
 from oncekey.engine.store_stats import Stats, stats_of
 from oncekey.engine.watchlist import LOOKS, MARGIN_US, PAGE
+from oncekey.stores.outbox_commands import OutboxCounts
 
 OPEN_KEYS_MAX: Final = 20_000
 LOOKS_MAX: Final = 5_000  # per reading; those that were not looked at for longest come first
@@ -26,11 +27,13 @@ _OPEN: Final = (State.PENDING, State.UNKNOWN)
 
 
 class Reading(NamedTuple):
-    """One reading of a store. `complete`: every open key is among those that are watched."""
+    """One reading of a store. `complete`: every open key is among those that are watched. `outbox`
+    is None if the store has none."""
 
     stats: Stats
     unknown_oldest: float
     complete: bool
+    outbox: OutboxCounts | None = None
 
 
 class StoreWatch:
@@ -114,6 +117,11 @@ _TEXTS: Final = {
     "lock_waits": "Sessions of the database that wait for a lock",
 }
 PREFIX: Final = "oncekey_store_"
+_OUTBOX_TEXTS: Final = {
+    "oncekey_outbox_waiting": "Messages of the outbox that are not sent yet",
+    "oncekey_outbox_oldest_seconds": "For how long the oldest of them has waited",
+    "oncekey_outbox_parked": "Messages of the outbox that were refused too often",
+}
 PENDING_AGE: Final = PREFIX + "pending_age_seconds"
 UP: Final = PREFIX + "up"
 READ_SECONDS: Final = PREFIX + "read_seconds"
@@ -140,11 +148,21 @@ def gauges_of(reading: Reading) -> list[Gauge]:
     gauges = [Gauge(PREFIX + name, _TEXTS[name], float(value)) for name, value in values.items()]
     text = "How long the pending keys have been claimed: the age that this share does not exceed"
     ages = {"0.5": stats.pending_p50, "0.95": stats.pending_p95, "0.99": stats.pending_p99}
-    return gauges + [Gauge(PENDING_AGE, text, age, share) for share, age in ages.items()]
+    gauges += [Gauge(PENDING_AGE, text, age, share) for share, age in ages.items()]
+    return gauges + _outbox_gauges(reading.outbox)
+
+
+def _outbox_gauges(counts: OutboxCounts | None) -> list[Gauge]:
+    if counts is None:
+        return []
+    values = (counts.waiting, counts.oldest / 1_000_000, counts.parked)
+    named = zip(_OUTBOX_TEXTS.items(), values, strict=True)
+    return [Gauge(name, text, float(value)) for (name, text), value in named]
 
 
 GAUGE_NAMES: Final = (
     *(PREFIX + name for name in _TEXTS),
+    *_OUTBOX_TEXTS,
     PENDING_AGE,
     UP,
     READ_SECONDS,
