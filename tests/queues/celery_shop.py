@@ -30,6 +30,7 @@ class Shop:
         self.task = idempotent_task(once, key=lambda name: name, **options)(
             app.task(name=f"ship-{uuid.uuid4().hex}", shared=False)(ship)
         )
+        self.operation: str = options.get("operation", self.task.name)
         self._trace = build_tracer(self.task.name, self.task, app=app)
 
     def deliver(self, name: str, id: str = "task-1", again: bool = False, **request: Any) -> Any:
@@ -71,7 +72,7 @@ def hold(once: Once, shop: Shop, name: str) -> Callable[[], None]:
         return {"shipped": name}
 
     request = {"args": [name], "kwargs": {}}
-    run = lambda: once.run(shop.task.name, name, body, request=request)  # noqa: E731
+    run = lambda: once.run(shop.operation, name, body, request=request)  # noqa: E731
     thread = threading.Thread(target=run)
     thread.start()
     assert began.wait(30)

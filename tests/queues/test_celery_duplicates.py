@@ -13,6 +13,7 @@ from celery.exceptions import Reject
 from tests.queues.celery_shop import Shop, hold
 
 from oncekey import ConfigurationError, Once
+from oncekey.core.identity import OPERATION_MAX_CHARS
 from oncekey.queues.celery import idempotent_task
 
 
@@ -134,6 +135,19 @@ def test_task_id_that_is_no_key_is_put_off_like_any_other(shop: Shop, once: Once
     assert [shop.deliver("a", id=id, again=True)[0] for _ in range(2)] == ["IGNORED", "IGNORED"]
     assert len(shop.sent()) == 1
     finish()
+
+
+def test_task_with_the_longest_name_is_put_off_like_any_other(app: Celery, once: Once) -> None:
+    shop = Shop(app, once, operation="s" * OPERATION_MAX_CHARS)
+    finish = hold(once, shop, "a")
+    assert shop.deliver("a", again=True)[0] == "IGNORED"
+    assert len(shop.sent()) == 1
+    finish()
+
+
+def test_task_whose_name_is_too_long_is_refused(app: Celery, once: Once) -> None:
+    with pytest.raises(ConfigurationError, match="give operation= a shorter one"):
+        Shop(app, once, operation="s" * (OPERATION_MAX_CHARS + 1))
 
 
 def test_redelivered_task_of_an_app_without_results_is_done(once: Once) -> None:

@@ -67,6 +67,8 @@ from oncekey.queues.task_guard import (
 T = TypeVar("T")
 # A copy waits in a worker's memory, unacknowledged: shorter than any broker's time limit for that.
 PUT_OFF_MAX_S: Final = 300.0
+# The operation under which a copy is sent, for the tasks of all names.
+PUT_OFF_OPERATION: Final = "celery put off"
 # How long a duplicate waits for another worker that sends the same copy.
 PUT_OFF_WAIT: Final = "5s"
 # A worker that has just stored an outcome stores its task's result a moment later.
@@ -314,8 +316,8 @@ class GuardedTask:
         number = int(request.get(_PUT_OFF) or 0)
         delay = put_off_s(number, seconds, self._longest)
         # A task id may be any text, a key may not.
-        id = hashlib.blake2b(str(request.id).encode(), digest_size=16).hexdigest()
-        key = f"{id}:{request.retries}:{number}"
+        named = f"{self._guard.operation}:{request.id}:{request.retries}:{number}"
+        key = hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
         def send(attempt: object) -> None:
             self._send_copy(request, delay, number + 1, awaited)
@@ -323,7 +325,7 @@ class GuardedTask:
         try:
             # Duplicates of this delivery find the key finished and send nothing.
             self._once.run(
-                f"{self._guard.operation}/put off",
+                PUT_OFF_OPERATION,
                 key,
                 send,
                 scope=scope,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError, InvalidKey, KeyChanged
-from oncekey.core.identity import KeyLike
+from oncekey.core.identity import OPERATION_MAX_CHARS, KeyLike
 from oncekey.core.origin import ROUTE_MAX_CHARS, Origin, shown
 from oncekey.core.policy import OPTION_NAMES
 from oncekey.engine.blocking.once import Once
@@ -78,6 +78,11 @@ class TaskGuard:
             raise ConfigurationError(
                 f"task {operation!r}: request={request!r} must be 'arguments', a function of the "
                 "task's arguments, or None"
+            )
+        if len(operation) > OPERATION_MAX_CHARS or not operation.isprintable():
+            raise ConfigurationError(
+                f"task {operation!r}: its name is that of its operation, which may have "
+                f"{OPERATION_MAX_CHARS} characters, all printable; give operation= a shorter one"
             )
         unknown = options.keys() - set(OPTION_NAMES)
         if unknown:
