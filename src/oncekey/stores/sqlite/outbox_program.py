@@ -105,7 +105,8 @@ def _take(command: Take, now: int) -> Statements[list[OutboxEntry]]:
 
 def _within_bytes(rows: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
     """As many of the rows as fit into one take, without their sizes; the first one always does."""
-    fitting, size = [], 0
+    fitting: list[Sequence[Any]] = []
+    size = 0
     for *row, length in rows:
         if size >= TAKE_BYTES:
             break
