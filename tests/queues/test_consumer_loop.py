@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -88,24 +87,6 @@ def test_copies_of_one_message_that_are_taken_together_are_removed_together(kind
         made.start(handler, retry_safe=True, lease="1h")
         wait_until(lambda: not len(queue), "the queue is empty")
     assert handler.ids == [1]
-
-
-def test_a_message_in_flight_elsewhere_is_claimed_once_per_delivery(kind: str) -> None:
-    queue, handler = MemoryBroker(), Handled()
-    with running(kind, queue) as made:
-        made.start(handler, retry_safe=True, lease="1h")
-        wait_until(lambda: made.consumer._plan is not None, "it has begun")
-        plan = made.consumer._plan
-        elsewhere = made.consumer.once._jobs.make(
-            "shipping", "1", plan.scope, b'{"id": 1}', None, plan.options, plan.origin
-        )
-        apply = made.store.inner.apply([elsewhere.claim])
-        if kind == "tasks":
-            asyncio.run(apply)
-        send(queue, 1)
-        wait_until(lambda: made.consumer.counts[Kind.HIDE] == 1, "it is hidden")
-        assert made.commands("Claim") == 1
-    assert handler.ids == []
 
 
 def test_a_message_that_fails_takes_no_other_with_it(kind: str) -> None:

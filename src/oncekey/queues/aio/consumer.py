@@ -268,31 +268,27 @@ class AsyncConsumer(ConsumerBase):
             except BaseException as error:  # cancelled from outside, or the handler was
                 disposition = self._interrupted(entry, error)
             entry.attempt = None
-            if (
-                disposition.kind is Kind.HIDE
-                and not has_waited
-                and await self._wait_for_twin(entry)
-            ):
-                has_waited = True
+            if disposition.kind is Kind.HIDE and not has_waited:
+                await self._wait_for_twin(entry)
+                has_waited = True  # and without a twin: it may have ended a moment ago
             elif is_store_down(disposition):
                 await self._wait_for_store(disposition)
             else:
                 return disposition
         return STOPPED
 
-    async def _wait_for_twin(self, entry: Entry) -> bool:
-        """Wait for the message of the same key that another worker handles; False if there is none.
-        Hidden for the rest of a lease, this one would come back long after the other is done."""
+    async def _wait_for_twin(self, entry: Entry) -> None:
+        """Wait for the message of the same key that another worker handles, if there is one: hidden
+        for the rest of a lease, this one would come back long after the other is done."""
         twin = self._hand.twin_of(entry)
         if twin is None:
-            return False
+            return
         entry.is_waiting = True
         if twin.ended is None:
             twin.ended = asyncio.Event()
         with suppress(TimeoutError):
             await asyncio.wait_for(twin.ended.wait(), TWIN_WAIT_S)
         entry.is_waiting = False
-        return True
 
     async def _wait_for_store(self, disposition: Disposition) -> None:
         """Keep the message in hand until the store answers: given back, it would be delivered at

@@ -251,27 +251,27 @@ class Consumer(ConsumerBase):
             except BaseException as error:  # a handler that raised SystemExit, for example
                 disposition = self._interrupted(entry, error)
             entry.attempt = None
-            if disposition.kind is Kind.HIDE and not has_waited and self._wait_for_twin(entry):
-                has_waited = True
+            if disposition.kind is Kind.HIDE and not has_waited:
+                self._wait_for_twin(entry)
+                has_waited = True  # and without a twin: it may have ended a moment ago
             elif is_store_down(disposition):
                 self._wait_for_store(disposition)
             else:
                 return disposition
         return STOPPED
 
-    def _wait_for_twin(self, entry: Entry) -> bool:
-        """Wait for the message of the same key that another worker handles; False if there is none.
-        Hidden for the rest of a lease, this one would come back long after the other is done."""
+    def _wait_for_twin(self, entry: Entry) -> None:
+        """Wait for the message of the same key that another worker handles, if there is one: hidden
+        for the rest of a lease, this one would come back long after the other is done."""
         with self._lock:
             twin = self._hand.twin_of(entry)
             if twin is None:
-                return False
+                return
             entry.is_waiting = True
             if twin.ended is None:
                 twin.ended = threading.Event()
         twin.ended.wait(TWIN_WAIT_S)
         entry.is_waiting = False
-        return True
 
     def _wait_for_store(self, disposition: Disposition) -> None:
         """Keep the message in hand until the store answers: given back, it would be delivered at
