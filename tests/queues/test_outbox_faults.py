@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.message import Message as Headers
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import requests
 from tests.queues.outbox_case import KINDS, SECOND, OutboxCase, Sent
 
+from oncekey.queues.outbox import AsyncOutboxPublisher, OutgoingMessage
+from oncekey.queues.outbox.senders import Results
 from oncekey.stores.outbox_commands import Settle, Take
 from oncekey.stores.postgres import outbox_program as postgres_program
 from oncekey.stores.sqlite import outbox_program as sqlite_program
@@ -115,3 +118,37 @@ def test_a_message_larger_than_a_take_is_taken_all_the_same(
     for body in ("small", "x" * small_takes * 2, "last"):
         case.add(body)
     assert case.publisher(Sent(case)).publish_due() == 3
+
+
+@pytest.mark.parametrize("has_sender", [False, True])
+def test_a_client_that_cancels_its_own_future_does_not_end_the_publisher(
+    tmp_path: Path, has_sender: bool
+) -> None:
+    """Clients for asyncio do so when their connection is lost."""
+    case = OutboxCase("sqlite-async", tmp_path)
+    lost = [True]
+    sent: list[str] = []
+
+    async def publish(message: OutgoingMessage) -> None:
+        if lost.pop() if lost else False:
+            confirmation: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            confirmation.cancel()
+            await confirmation
+        sent.append(message.text)
+
+    class BatchSender:
+        batch_max = 1
+
+        async def send(self, messages: Sequence[OutgoingMessage], /) -> Results:
+            await publish(messages[0])
+            return [None]
+
+    case.add("tea")
+    publisher = AsyncOutboxPublisher(
+        case.once, BatchSender() if has_sender else publish, clock=case.clock, max_tries=1
+    )
+    assert case.do(publisher.publish_due()) == 0
+    case.clock.advance(10 * SECOND)
+    assert case.do(publisher.publish_due()) == 1
+    assert (sent, case.stats().waiting) == (["tea"], 0)
+    case.close()

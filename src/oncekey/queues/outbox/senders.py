@@ -19,6 +19,7 @@ from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 
 T = TypeVar("T")
 
+CANCELLED: Final = "the broker's client has cancelled it, as it does if its connection is lost"
 CONCURRENT_SENDS: Final = 16  # how many calls of an async function are under way at a time
 # How many messages the senders of the brokers take at a time.
 SENDER_BATCH_MAX: Final = 100
@@ -102,10 +103,17 @@ class AsyncFunctionSender:
 
     async def send(self, messages: Sequence[OutgoingMessage], /) -> Results:
         ended = await asyncio.gather(*map(self._publish, messages), return_exceptions=True)
-        for one in ended:
-            if isinstance(one, BaseException) and not isinstance(one, Exception):
-                raise one
-        return [one if isinstance(one, Exception) else None for one in ended]
+        return [_error_of(one) for one in ended]
+
+
+def _error_of(ended: object) -> Exception | None:
+    """The error of one call. If the publisher itself were cancelled, none would have ended; so it
+    was the client, which cancels what waits for an answer when its connection is lost."""
+    if isinstance(ended, asyncio.CancelledError):
+        return BrokerUnavailable(CANCELLED)
+    if isinstance(ended, BaseException) and not isinstance(ended, Exception):
+        raise ended
+    return ended if isinstance(ended, Exception) else None
 
 
 def prepared(
