@@ -82,3 +82,16 @@ def test_a_message_is_not_held_after_its_attempt_was_overtaken() -> None:
     first.attempt = SimpleNamespace(lost=True)
     second.attempt = SimpleNamespace(lost=False)
     assert hand.held() == [second]
+
+
+def test_a_twin_that_has_just_ended_is_remembered_and_one_that_was_hidden_is_not() -> None:
+    hand = WorkInHand()
+    done, hidden, copy = hand.take([message(1), message(2), message(3)], 0.0)
+    done.key, hidden.key = "o-1", "o-2"
+    hand.end(done, REMOVE)
+    hand.end(hidden, Disposition(Kind.HIDE, 30.0))
+    copy.key = "o-1"
+    assert hand.twin_of(copy) is None
+    assert hand.had_twin(copy)
+    copy.key = "o-2"
+    assert not hand.had_twin(copy)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
-from oncekey.queues.disposition import FOLLOWS, Disposition
+from oncekey.queues.disposition import FOLLOWS, Disposition, Kind
 from oncekey.queues.queue_message import Message
+
+# Keys of messages that were done last are remembered, as many as there can be handlers.
+DONE_KEYS_MAX: Final = 1_024
 
 
 class Entry:
@@ -56,6 +59,7 @@ class WorkInHand:
     def __init__(self) -> None:
         self._entries: dict[Entry, None] = {}
         self._groups: dict[str, deque[Entry]] = {}
+        self._done_keys: deque[str] = deque(maxlen=DONE_KEYS_MAX)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -81,6 +85,8 @@ class WorkInHand:
         """A message has its disposition: what is to be settled with it, in order, and what may
         begin now."""
         del self._entries[entry]
+        if disposition.kind is not Kind.HIDE:
+            self._done_keys.append(entry.key)
         settled = [(entry.message, disposition)]
         name = entry.message.order_group
         if name is None:
@@ -103,6 +109,11 @@ class WorkInHand:
             if other is not entry and other.key == entry.key and not other.is_waiting:
                 return other
         return None
+
+    def had_twin(self, entry: Entry) -> bool:
+        """True if a message of the same key was done here lately: it may have ended after this
+        one's claim found the key held, and before its twin was looked for."""
+        return entry.key in self._done_keys
 
     def waiting(self) -> list[Entry]:
         """Those whose work has not begun, in order."""

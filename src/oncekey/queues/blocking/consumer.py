@@ -260,12 +260,13 @@ class Consumer(ConsumerBase):
         return STOPPED
 
     def _wait_for_twin(self, entry: Entry) -> bool:
-        """Wait for the message of the same key that another worker handles; False if there is none.
-        Hidden for the rest of a lease, this one would come back long after the other is done."""
+        """Wait for the message of the same key that another worker handles; False if there is none,
+        and was none a moment ago. Hidden for the rest of a lease, this one would come back long
+        after the other is done."""
         with self._lock:
             twin = self._hand.twin_of(entry)
             if twin is None:
-                return False
+                return self._hand.had_twin(entry)
             entry.is_waiting = True
             if twin.ended is None:
                 twin.ended = threading.Event()
