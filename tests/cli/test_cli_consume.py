@@ -67,7 +67,9 @@ def test_lines_for_people_show_what_somebody_may_look_at(
     assert (ran.code, ran.err) == (ExitCode.OK, "")
     begin, letter, end = ran.out.splitlines()
     assert begin.startswith("consuming: ship;")
-    assert letter.endswith("ship: message m2 of orders: dead letter: Terminal: no \\x1b[2J such order")
+    assert letter.endswith(
+        r"ship: message m2 of orders: dead letter: Terminal: no \x1b[2J such order"
+    )
     assert end == "ship ended: 1 removed, 1 dead letter"
 
 
