@@ -53,7 +53,11 @@ def test_a_revoked_partition_waits_for_its_handler_and_is_committed_first(
         second = consumer_of(topic, once, lambda m: seen.append(m.json()["order"]))
         with running(second):
             broker: Any = first._broker
-            wait_for(lambda: broker._work.is_revoking, "the group takes partitions away")
+            held = broker._work._assigned._assignments
+            wait_for(
+                lambda: any(each.is_ending for each in list(held.values())),
+                "the group takes partitions away",
+            )
             end.set()
             topic.wait_until_done()
             for partition in range(topic.partitions):
