@@ -60,11 +60,11 @@ class ConfluentBroker:
                 member.want(until)
             while True:
                 member.raise_trouble()
-                taken = self._work.take(most) if most else []
+                taken = self._work.take(most) if most and member.is_checked else []
                 left = until - time.monotonic()
                 if taken or left <= 0 or member.is_closing:
                     return taken
-                ready_in = self._work.next_wait()
+                ready_in = self._work.next_wait() if member.is_checked else None
                 self._changed.wait(left if ready_in is None else min(left, ready_in))
 
     def settle(self, settled: Sequence[Settled]) -> None:

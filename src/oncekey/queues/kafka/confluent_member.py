@@ -16,6 +16,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.kafka.confluent_topics import unavailable
 from oncekey.queues.kafka.confluent_values import (
     connection_options,
@@ -25,6 +26,7 @@ from oncekey.queues.kafka.confluent_values import (
     record_of,
 )
 from oncekey.queues.kafka.kafka_settings import (
+    CHECK_RETRY_S,
     COMMIT_RETRY_S,
     FETCH_MAX,
     FORWARD_MAX_BYTES,
@@ -54,8 +56,8 @@ class GroupMember:
     """The thread and the clients of one consumer; its broker shares the work and the lock.
 
     changed       guards the work and the fields here
-    check_topic   is called after partitions were assigned or set back; raises if the topic is
-                  another one than at the start
+    check_topic   is called after partitions were assigned or set back, and no message is taken
+                  before it has returned; raises if the topic is another one than at the start
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class GroupMember:
         self._failure: BaseException | None = None  # raised always
         self._wanted_at = time.monotonic()
         self._commit_after = 0.0
+        self._is_checked = True
+        self._check_after = 0.0
         self._closing = threading.Event()
         self._producer = _producer(config)
         self._consumer = _consumer(config, settings.group, self._on_error, self._on_commit)
@@ -93,6 +97,11 @@ class GroupMember:
     @property
     def is_closing(self) -> bool:
         return self._closing.is_set()
+
+    @property
+    def is_checked(self) -> bool:
+        """False while it is not known whether the topic is still the one of the start."""
+        return self._is_checked
 
     def want(self, until: float) -> None:
         """Messages are wanted until then, so no partition needs to be paused."""
@@ -131,6 +140,7 @@ class GroupMember:
                 if first is not None:
                     self._received([first, *self._consumer.consume(FETCH_MAX - 1, 0)])
                 self._producer.poll(0)
+                self._check()
                 self._advance()
         except BaseException as error:  # the thread that receives raises it
             self._fail(error)
@@ -148,8 +158,23 @@ class GroupMember:
         with self._changed:
             self._work.receive(records)
             if self._work.was_set_back:
-                self._work.was_set_back = False
-                self._check_topic()
+                self._work.was_set_back = self._is_checked = False
+            self._changed.notify_all()
+
+    def _check(self) -> None:
+        """Check the topic, without the lock; one whose brokers do not answer is asked again."""
+        if self._is_checked or time.monotonic() < self._check_after:
+            return
+        try:
+            self._check_topic()
+        except BrokerUnavailable as error:
+            self._check_after = time.monotonic() + CHECK_RETRY_S
+            with self._changed:
+                self._trouble = error
+                self._changed.notify_all()
+            return
+        with self._changed:
+            self._is_checked = True
             self._changed.notify_all()
 
     def _advance(self) -> None:
@@ -192,7 +217,7 @@ class GroupMember:
             self._pin_the_end(partitions)
         with self._changed:
             self._work.assign(names_of(partitions))
-            self._check_topic()
+            self._is_checked = False
 
     def _pin_the_end(self, partitions: list[TopicPartition]) -> None:
         """Commit where a new group begins. Otherwise what arrives before its first commit would be

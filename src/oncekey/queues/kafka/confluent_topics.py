@@ -25,6 +25,17 @@ from oncekey.queues.broker import BrokerUnavailable
 _PAUSE_S: Final = 0.1
 _CRITICAL: Final = 2  # of syslog's levels
 _NEW_TOPIC: Final = frozenset((KafkaError.LEADER_NOT_AVAILABLE,))
+# The cluster has no ids to tell, or no such topic any more.
+_NO_IDENTITY: Final = frozenset(
+    (
+        KafkaError._UNSUPPORTED_FEATURE,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    )
+)
+_AWAY: Final = frozenset(
+    (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+)
 
 
 class ConfluentTopics:
@@ -61,14 +72,16 @@ class ConfluentTopics:
 
     def identity(self, topic: str) -> str | None:
         """Return the topic's id, which another topic of the same name never has; None if the
-        cluster (before Kafka 2.8) has none."""
+        cluster (before Kafka 2.8) has none. Raises BrokerUnavailable if it does not answer."""
         if not self._has_controller():
             return None
         asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._timeout)
         try:
             found = asked[topic].result().topic_id
-        except KafkaException:
-            return None
+        except KafkaException as error:
+            if error.args[0].code() in _NO_IDENTITY:
+                return None
+            raise unavailable(error) from error
         # A cluster without ids answers with zeros.
         text = str(found) if found is not None else ""
         return text if text.strip("A0-") else None
@@ -82,7 +95,9 @@ class ConfluentTopics:
         asked = self._admin.describe_configs(resources, request_timeout=self._timeout)
         try:
             return max(_retention(answer.result()) for answer in asked.values())
-        except KafkaException:
+        except KafkaException as error:
+            if error.args[0].code() in _AWAY:
+                raise unavailable(error) from error  # `keep` would be checked against nothing
             return None
 
     def _has_controller(self) -> bool:

@@ -36,6 +36,7 @@ FETCH_MAX: Final = 500  # messages that are taken from the client at a time
 # are busy. The client has fetched some ahead by then, and a pause throws those away.
 PAUSE_AFTER_S: Final = 2.0
 COMMIT_RETRY_S: Final = 1.0  # after Kafka did not take an offset
+CHECK_RETRY_S: Final = 1.0  # after Kafka did not tell a topic's id
 # The group of a redrive keeps how far it came in the dead-letter topic.
 REDRIVE_SUFFIX: Final = ".redrive"
 # Kafka's own limit for the name of a topic.
