@@ -18,7 +18,6 @@ import aiormq
 from aio_pika.exceptions import (
     AMQPError,
     ChannelClosed,
-    ChannelInvalidStateError,
     ChannelNotFoundEntity,
     DeliveryError,
     PublishError,
@@ -58,7 +57,6 @@ from oncekey.queues.rabbitmq.topology import STREAM
 T = TypeVar("T")
 _log = logging.getLogger("oncekey")
 _LOST: Final = (AMQPError, OSError, TimeoutError, RuntimeError)
-_CHANNEL_LOST: Final = (ChannelClosed, ChannelInvalidStateError)
 
 
 class AioPikaSession:
@@ -188,8 +186,10 @@ class AioPikaSession:
         match call:
             case Ack(tag, up_to):
                 await self._work.basic_ack(tag, multiple=up_to)
+            case Publish([letter]):
+                return [await self._publish_alone(letter)]
             case Publish(letters):
-                return await self._publish_all(letters)
+                return await asyncio.gather(*map(self._publish, letters))
             case Requeue(tag):
                 await self._work.basic_nack(tag, multiple=tag == 0, requeue=True)
             case Subscribe(queue, prefetch):
@@ -214,27 +214,14 @@ class AioPikaSession:
                 await channel.basic_ack(tag)
         return None
 
-    async def _publish_all(self, letters: list[Letter]) -> list[str | None]:
-        """Publish together. RabbitMQ closes the channel over a message that is too large or has no
-        exchange, and tells nothing about the others then, so each of them is published alone."""
-        published = [asyncio.ensure_future(self._publish(letter)) for letter in letters]
-        results = await asyncio.gather(*published, return_exceptions=True)
-        failures: list[str | None] = []
-        for letter, result in zip(letters, results, strict=True):
-            if isinstance(result, BaseException):
-                if self._ended is not None or not isinstance(result, _CHANNEL_LOST):
-                    raise result
-                failures.append(await self._publish_alone(letter))
-            else:
-                failures.append(result)
-        return failures
-
     async def _publish_alone(self, letter: Letter) -> str | None:
-        if self._letters.is_closed:
-            self._letters = await self._connection.channel(on_return_raises=True)
+        """RabbitMQ closes the channel over a message that is too large or has no exchange. With
+        others on the same channel one could not tell which of them it was, and those that are
+        under way then may end the whole connection."""
         try:
             return await self._publish(letter)
         except ChannelClosed as error:
+            self._letters = await self._connection.channel(on_return_raises=True)
             return reason_of(error)
 
     async def _publish(self, letter: Letter) -> str | None:

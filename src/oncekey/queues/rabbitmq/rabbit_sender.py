@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.missing_client import client_of
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.senders import SENDER_BATCH_MAX, prepared
@@ -103,12 +104,21 @@ class AsyncRabbitSender(_SenderBase):
     async def send(self, messages: Sequence[OutgoingMessage], /) -> list[Exception | None]:
         """Publish messages; None for each that was confirmed, or its error."""
         letters, results = self._prepared(messages)
-        session = await self._opened()
-        reasons = await session.run(publish(list(letters.values())))
+        reasons = await self._publish(list(letters.values()))
         for (position, letter), reason in zip(letters.items(), reasons, strict=True):
             if reason is not None:
                 results[position] = self._refused(letter, reason)
         return results
+
+    async def _publish(self, letters: list[Letter]) -> list[str | None]:
+        session = await self._opened()
+        try:
+            return await session.run(publish(letters))
+        except BrokerUnavailable:
+            if len(letters) < 2:
+                raise
+        # One of them may have ended the connection, which it will not do alone.
+        return [(await self._publish([letter]))[0] for letter in letters]
 
     async def close(self) -> None:
         """End the connection."""
