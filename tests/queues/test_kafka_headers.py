@@ -290,8 +290,8 @@ def test_a_consumer_stops_in_order_while_its_brokers_are_away(
         topic = MockTopic({**mock.client, "log_level": 0})
         consumers = AsyncConsumers(topic)
         topic.send("a")
-        with consumers.running(lambda message: None) as consumer:
+        # Its offset is done, and cannot be committed any more.
+        with consumers.running(lambda message: mock.kill(), ask_timeout="2s") as consumer:
             wait_for(lambda: consumer.counts[Kind.REMOVE] == 1, "the message is handled")
-            mock.kill()
             wait_for(lambda: "Failed fetch messages" in caplog.text, "the broker is missed")
         consumers.close()

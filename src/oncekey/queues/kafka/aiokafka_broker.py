@@ -207,8 +207,10 @@ class AiokafkaBroker:
             return
         assert self._consumer is not None
         try:
-            await self._consumer.commit(offsets_of(offsets))
-        except (KafkaError, IllegalStateError) as error:
+            # aiokafka itself waits for its brokers for ever, and so would a stop.
+            commit = self._consumer.commit(offsets_of(offsets))
+            await asyncio.wait_for(commit, self._settings.ask_timeout)
+        except (KafkaError, IllegalStateError, TimeoutError) as error:
             # They are told again, or delivered again, and the store knows how they ended.
             _log.warning("Kafka did not take offsets: %r", error)
             self._work.not_committed(offsets)

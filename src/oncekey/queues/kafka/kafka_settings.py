@@ -97,7 +97,8 @@ class KafkaSettings:
     max_uncommitted    a partition with as many received and uncommitted messages is paused
     stuck_after        a try that comes so long after the first one is made from the retry topic
     revoke_timeout     how long a revoked partition waits for its running handlers
-    ask_timeout        how long the broker may take to tell about its topics
+    ask_timeout        how long the broker may take to tell about its topics, and with aiokafka to
+                       take an offset
     """
 
     topic: str
