@@ -73,7 +73,7 @@ class Topics:
         try:
             self._loop(meter, handle_all, batch=1, commits=False)
         finally:
-            run_sync(backend.close())
+            run_sync(backend.aclose())
         return meter.us
 
     def guarded(self, concurrency: int, batch: int, seconds: float) -> float:

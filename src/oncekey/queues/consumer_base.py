@@ -98,6 +98,7 @@ class ConsumerBase:
         self._unsettled = 0  # how many are done, and not settled
         self._is_running = self._was_run = False
         self._plan: ConsumerPlan | None = None
+        self._least_free = 1
 
     @property
     def name(self) -> str:
@@ -120,13 +121,19 @@ class ConsumerBase:
 
     def _free(self) -> int:
         """How many more messages may be taken. A broker that settles more slowly than it delivers
-        must not fill the memory with what is done."""
+        must not fill the memory with what is done. While others wait for a handler, none are taken
+        until there is room for a good part of a batch: many small ones cost a claim each."""
         most = self.settings.batch_size
-        return max(0, min(most - len(self._hand), BATCHES_IN_HAND * most - self.in_hand))
+        free = max(0, min(most - len(self._hand), BATCHES_IN_HAND * most - self.in_hand))
+        return free if free >= self._least_free else 0
 
     def _plan_for(self, facts: BrokerFacts, defaults: Policy) -> ConsumerPlan:
-        self._plan = plan_of(self.settings, facts, defaults)
-        return self._plan
+        plan = self._plan = plan_of(self.settings, facts, defaults)
+        # Where messages have an order, those in hand may all wait for one of them.
+        if self._claims_ahead(plan) and not facts.ordered:
+            waiting = self.settings.batch_size - self.settings.concurrency
+            self._least_free = max(1, waiting // 2)
+        return plan
 
     def _claims_ahead(self, plan: ConsumerPlan) -> bool:
         """Whether keys are claimed before a handler is free to run. A consumer that is killed

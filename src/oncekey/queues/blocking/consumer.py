@@ -234,7 +234,8 @@ class Consumer(ConsumerBase):
             with self._lock:
                 settled, ready = self._hand.end(entry, disposition)
                 self._unsettled += len(settled)
-                self._room.notify()
+                if self._is_stopping or self._free():
+                    self._room.notify()
             if entry.ended is not None:
                 entry.ended.set()
             self._done.put(settled)
