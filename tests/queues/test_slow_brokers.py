@@ -15,6 +15,7 @@ from oncekey import AsyncOnce, Once
 from oncekey.queues import AsyncConsumer, AsyncMemoryBroker, Consumer, Kind
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_base import BATCHES_IN_HAND
+from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.queue_message import Message
 from oncekey.stores.memory import MemoryStore
@@ -226,3 +227,48 @@ def test_an_interrupted_claim_gives_its_messages_back_at_once() -> None:
             consumer.run()
     assert consumer.counts == {Kind.GIVE_BACK: 3}
     assert consumer.in_hand == 0
+
+
+class CountedQueue(MemoryBroker):
+    """Notes how many messages each receive has brought."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        super().__init__("orders", facts=BrokerFacts("orders", ordered=ordered))
+        self.brought: list[int] = []
+
+    def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        messages = super().receive(most, wait, lease)
+        if messages:
+            self.brought.append(len(messages))
+        return messages
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_while_work_waits_messages_are_taken_in_good_parts_of_a_batch(
+    kind: str, ordered: bool
+) -> None:
+    """Where messages have an order, those in hand may all wait for one: then any room is used."""
+    queue = CountedQueue(ordered=ordered)
+    gate, passed = threading.Semaphore(0), []
+
+    def handle(message: Message) -> None:
+        assert gate.acquire(timeout=PATIENCE_S)
+        passed.append(message.delivery_id)
+
+    for number in range(40):
+        queue.send(f'{{"id": {number}}}')
+    with running(kind, queue) as made:
+        made.start(handle, retry_safe=True, concurrency=4, batch=20)
+        wait_until(lambda: queue.brought == [20], "the first batch is taken")
+        gate.release(3)
+        wait_until(lambda: made.consumer.counts[Kind.REMOVE] == 3, "three are settled")
+        gate.release(5)
+        wait_until(lambda: len(queue.brought) > 1, "more are taken")
+        gate.release(40)
+        wait_until(lambda: not len(queue), "the queue is empty")
+    assert len(passed) == 40
+    if ordered:
+        assert min(queue.brought[1:3]) < 8
+    else:
+        assert queue.brought[1] >= 8, "half of those that may wait"

@@ -45,7 +45,7 @@ def test_a_message_that_comes_again_stays_first_of_its_group() -> None:
     settled, ready = hand.end(first, RETRY)
     assert [(found.delivery_id, end) for found, end in settled] == [("m1", RETRY), ("m2", FOLLOWS)]
     assert ready == []
-    assert hand.waiting() == [other]
+    assert hand.held() == [other]
     assert ids(hand.take([message(1, "a")], 1.0)) == ["m1"]
 
 

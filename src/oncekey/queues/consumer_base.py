@@ -208,8 +208,3 @@ def is_store_down(disposition: Disposition) -> bool:
 
 def next_pause(pause: float) -> float:
     return min(pause * 2, PAUSE_MAX_S)
-
-
-def began(entry: Entry) -> Entry:
-    entry.is_begun = True
-    return entry

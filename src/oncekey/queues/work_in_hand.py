@@ -16,16 +16,15 @@ from oncekey.queues.queue_message import Message
 
 
 class Entry:
-    """A message in hand. `attempt` is the attempt that runs its handler, once there is one, and
-    `is_begun` is true from the moment its work begins. `claimed` is the work on it if its key was
-    claimed with others before. `raised` is what its handler raised. `ended` is an event that is set
-    when it is done, if a twin waits for it; `is_waiting` is true of such a twin."""
+    """A message in hand. `attempt` is the attempt that runs its handler, once there is one.
+    `claimed` is the work on it if its key was claimed with others before, `raised` what its handler
+    raised. `ended` is an event that is set when it is done, if a twin waits for it; `is_waiting` is
+    true of such a twin."""
 
     __slots__ = (
         "attempt",
         "claimed",
         "ended",
-        "is_begun",
         "is_waiting",
         "key",
         "message",
@@ -43,7 +42,6 @@ class Entry:
         self.ended: Any = None
         self.is_waiting = False
         self.key = ""
-        self.is_begun = False
         self.was_told = False  # that it is held nearly as long as the broker allows
 
     @property
@@ -103,10 +101,6 @@ class WorkInHand:
             if other is not entry and other.key == entry.key and not other.is_waiting:
                 return other
         return None
-
-    def waiting(self) -> list[Entry]:
-        """Those whose work has not begun, in order."""
-        return [entry for entry in self._entries if not entry.is_begun]
 
     def held(self) -> list[Entry]:
         """Those whose deadline at the broker is to be extended."""

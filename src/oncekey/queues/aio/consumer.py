@@ -23,7 +23,6 @@ from oncekey.queues.consumer_base import (
     SETTLE_LAST_S,
     TWIN_WAIT_S,
     ConsumerBase,
-    began,
     is_store_down,
     next_pause,
 )
@@ -264,7 +263,7 @@ class AsyncConsumer(ConsumerBase):
         # not called then, and the key is free again.
         while entry.claimed is not None or not self._stopping.is_set():
             try:
-                disposition = await handler.handle(began(entry))
+                disposition = await handler.handle(entry)
             except BaseException as error:  # cancelled from outside, or the handler was
                 disposition = self._interrupted(entry, error)
             entry.attempt = None

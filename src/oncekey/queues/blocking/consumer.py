@@ -25,7 +25,6 @@ from oncekey.queues.consumer_base import (
     SETTLE_LAST_S,
     TWIN_WAIT_S,
     ConsumerBase,
-    began,
     is_store_down,
     next_pause,
 )
@@ -227,7 +226,7 @@ class Consumer(ConsumerBase):
             entry = self._ready.get()
             if entry is None:
                 return
-            disposition = self._handle(began(entry), handler)
+            disposition = self._handle(entry, handler)
             if disposition is STOPPED and self._is_stopping:
                 # Given back now, it could come again by the long poll that is still under way.
                 self._receiving_ended.wait()
