@@ -35,7 +35,7 @@ class needs:  # noqa: N801, used like a statement
         if (error.name or "oncekey").partition(".")[0] == "oncekey":
             return  # a bug of this package, not a missing one
         raise MissingDependency(
-            f"oncekey's guards for HTTP need {error.name}, which is not installed: "
+            f"this part of oncekey needs {error.name}, which is not installed: "
             f"pip install 'oncekey[{self._extra}]'",
             name=error.name,
         ) from error

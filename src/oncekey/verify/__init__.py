@@ -1,0 +1,1 @@
+"""Checks from outside, over real sockets, whether an HTTP API is safe to retry."""

@@ -1,0 +1,1 @@
+"""The probes, one for each guarantee, in the order in which they run."""
