@@ -16,6 +16,7 @@ if str(ROOT) not in sys.path:
 pytest.register_assert_rewrite("oncekey.testing.contract")
 
 from tests.support import reused_redis_stores, reused_stores  # noqa: E402
+from tests.support.covering_sets import left_to_soak  # noqa: E402
 from tests.support.servers import processes  # noqa: E402
 from tests.support.store_table import STORES, Opener  # noqa: E402
 
@@ -41,7 +42,11 @@ FIRST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left = set(left_to_soak(items))
+    if left:
+        config.hook.pytest_deselected(items=sorted(left, key=lambda item: item.nodeid))
+        items[:] = [item for item in items if item not in left]
     ranks = {ROOT / "tests" / folder: rank for rank, folder in enumerate(FIRST)}
     items.sort(key=lambda item: ranks.get(item.path.parent, len(FIRST)))
 

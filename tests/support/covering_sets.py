@@ -1,0 +1,103 @@
+"""Which cases of a large matrix of parameters `make test` runs; `make soak` runs the product.
+
+A covering set of strength 1 has every value of every parameter, one of strength 2 every pair of
+values. A matrix of two parameters is thinned to strength 1, where the second parameter only says
+how the same code is reached; one of three and more to strength 2.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TypeVar
+
+import pytest
+
+Case = TypeVar("Case")
+
+# The test, without its parameters -> the strength of the set that `make test` runs.
+THINNED = {
+    "tests/cli/test_cli_recover.py::test_recover_every_runs_until_a_signal": 1,
+    "tests/client/test_client_journal_processes.py::"
+    "test_a_killed_client_sends_the_same_key_after_a_restart": 1,
+    "tests/engine/test_interrupted_runs.py::test_i14_a_run_interrupted_anywhere_closes_its_key": 2,
+    "tests/engine/test_interrupted_tasks.py::"
+    "test_i14_an_async_run_interrupted_anywhere_closes_its_key": 1,
+    "tests/engine/test_usual_run.py::test_i1_an_engine_sends_what_the_flow_yields": 2,
+    "tests/fault/test_etcd_worker_kills.py::"
+    "test_i1_a_retry_after_a_kill_at_any_store_call_runs_once_on_etcd": 1,
+    "tests/fault/test_postgres_worker_kills.py::"
+    "test_i1_a_retry_after_a_kill_at_any_store_call_runs_once": 1,
+    "tests/fault/test_sqlite_transaction_kills.py::"
+    "test_i1_a_transaction_killed_before_any_statement_leaves_all_or_nothing": 1,
+    "tests/fault/test_store_faults.py::TestStoreFaults::"
+    "test_i9_a_lost_reply_to_any_command_is_repeated_and_runs_nothing_twice": 2,
+    "tests/hammer/test_postgres_hammer.py::"
+    "test_the_hammer_finds_a_store_that_is_broken_on_purpose": 1,
+    "tests/http/test_server_shutdown.py::"
+    "test_i14_with_the_usual_grace_every_request_is_answered": 1,
+    "tests/http/test_wsgi.py::test_i14_shutdown_waits_for_the_result_of_a_running_handler": 1,
+    "tests/queues/test_outbox_senders.py::"
+    "test_a_broker_that_is_down_refuses_nothing_and_gets_all_when_it_is_back": 1,
+    "tests/queues/test_outbox_senders.py::"
+    "test_a_message_that_was_sent_twice_runs_once_on_the_other_side": 1,
+    "tests/stores/postgres/test_postgres_errors.py::"
+    "test_statement_and_lock_timeout_apply_to_every_call": 1,
+    "tests/stores/postgres/test_postgres_guarantee.py::"
+    "test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged": 1,
+    "tests/stores/postgres/test_postgres_unfinished.py::"
+    "test_s10_listing_reads_only_recent_claims_and_one_page_at_most": 1,
+    "tests/stores/postgres/test_postgres_unfinished.py::"
+    "test_s10_pages_list_the_same_records_as_a_single_read": 2,
+    "tests/stores/postgres/test_query_plans.py::test_no_statement_reads_the_whole_table": 1,
+    "tests/stores/postgres/test_reconnect.py::test_a_callers_pool_survives_a_server_restart": 1,
+    "tests/stores/postgres/test_reconnect.py::"
+    "test_a_server_restart_between_two_calls_is_invisible": 1,
+    "tests/stores/postgres/test_reconnect.py::"
+    "test_a_server_that_stops_during_a_call_makes_it_ambiguous": 1,
+    "tests/stores/postgres/test_ring_concurrency.py::"
+    "test_i12_an_owners_open_transaction_keeps_its_slot_from_being_emptied": 1,
+    "tests/stores/postgres/test_ring_concurrency.py::"
+    "test_i14_an_owners_command_during_a_move_has_its_effect_after_it": 1,
+    "tests/stores/postgres/test_ring_rotation.py::test_i12_a_record_stays_until_its_audit_ends": 1,
+}
+
+
+def left_to_soak(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the items that `make test` leaves out."""
+    if os.environ.get("ONCEKEY_SOAK"):
+        return []
+    matrices: dict[str, list[tuple[pytest.Item, Sequence[object]]]] = defaultdict(list)
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in THINNED and isinstance(item, pytest.Function):
+            # The same object stands for the same value in every case.
+            values = [id(value) for value in item.callspec.params.values()]
+            matrices[name].append((item, values))
+    left = []
+    for name, cases in matrices.items():
+        kept = covering(cases, THINNED[name])
+        left += [item for item, _ in cases if item not in kept]
+    return left
+
+
+def covering(cases: Sequence[tuple[Case, Sequence[object]]], strength: int) -> list[Case]:
+    """Return cases that have every combination of `strength` values which occurs in any case.
+
+    `cases` are pairs of a case and its values, one for each parameter. The choice is greedy, and
+    the same in every run.
+    """
+    parts = {index: _combinations(values, strength) for index, (_, values) in enumerate(cases)}
+    missing = set().union(*parts.values())
+    chosen = set()
+    while missing:
+        best = max(parts, key=lambda index: (len(parts[index] & missing), -index))
+        chosen.add(best)
+        missing -= parts[best]
+    return [case for index, (case, _) in enumerate(cases) if index in chosen]
+
+
+def _combinations(values: Sequence[object], strength: int) -> set[tuple[tuple[int, object], ...]]:
+    return set(itertools.combinations(enumerate(values), min(strength, len(values))))
