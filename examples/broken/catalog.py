@@ -1,9 +1,8 @@
-"""The servers of this folder by name."""
+"""The servers of this folder by name. A faulty one is named as the verifier names its fault."""
 
 from __future__ import annotations
 
 from examples.broken.body_not_compared import BodyNotCompared
-from examples.broken.check_then_act import CheckThenAct
 from examples.broken.cookies_replayed import CookiesReplayed
 from examples.broken.failure_clobbers_success import FailureClobbersSuccess
 from examples.broken.guard import Guard
@@ -11,28 +10,29 @@ from examples.broken.header_lines_joined import HeaderLinesJoined
 from examples.broken.in_flight_before_mismatch import InFlightBeforeMismatch
 from examples.broken.lost_on_disconnect import LostOnDisconnect
 from examples.broken.mismatch_destroys_record import MismatchDestroysRecord
+from examples.broken.race import Race
 from examples.broken.replay_before_auth import ReplayBeforeAuth
 from examples.broken.rerun_on_204 import RerunOn204
 from examples.broken.rerun_on_large import RerunOnLarge
+from examples.broken.stale_reset import StaleReset
 from examples.broken.status_lost import StatusLost
-from examples.broken.unfenced_stale_reset import UnfencedStaleReset
 from examples.broken.unscoped import Unscoped
 
 FAULTS: dict[str, type[Guard]] = {
-    "check_then_act": CheckThenAct,
-    "unfenced_stale_reset": UnfencedStaleReset,
-    "failure_clobbers_success": FailureClobbersSuccess,
-    "mismatch_destroys_record": MismatchDestroysRecord,
+    "race": Race,
+    "stale-reset": StaleReset,
+    "failure-clobbers-success": FailureClobbersSuccess,
+    "mismatch-destroys-record": MismatchDestroysRecord,
     "unscoped": Unscoped,
-    "body_not_compared": BodyNotCompared,
-    "in_flight_before_mismatch": InFlightBeforeMismatch,
-    "rerun_on_204": RerunOn204,
-    "rerun_on_large": RerunOnLarge,
-    "replay_before_auth": ReplayBeforeAuth,
-    "lost_on_disconnect": LostOnDisconnect,
-    "status_lost": StatusLost,
-    "cookies_replayed": CookiesReplayed,
-    "header_lines_joined": HeaderLinesJoined,
+    "body-not-compared": BodyNotCompared,
+    "in-flight-before-mismatch": InFlightBeforeMismatch,
+    "rerun-on-204": RerunOn204,
+    "rerun-on-large": RerunOnLarge,
+    "replay-before-auth": ReplayBeforeAuth,
+    "lost-on-disconnect": LostOnDisconnect,
+    "status-lost": StatusLost,
+    "cookies-replayed": CookiesReplayed,
+    "header-lines-joined": HeaderLinesJoined,
 }
 SERVERS: dict[str, type[Guard]] = {"correct": Guard, **FAULTS}
 

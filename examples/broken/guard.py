@@ -95,7 +95,8 @@ class Claim:
 class Guard:
     """Runs an operation once per caller and key, and answers each retry with the same response."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
         self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self.db.row_factory = sqlite3.Row
         self.db.execute(_SCHEMA)
@@ -141,7 +142,7 @@ class Guard:
         """Takes the key and returns None, or returns the row of whoever has it."""
         self.db.execute(
             "DELETE FROM idempotency_keys WHERE status = 'finished' AND created_at < ?",
-            (time.monotonic() - KEEP_SECONDS,),
+            (self.now() - KEEP_SECONDS,),
         )
         inserted = self.db.execute(
             """
@@ -149,7 +150,7 @@ class Guard:
             VALUES (?, ?, ?, ?, ?)
             ON CONFLICT (scope, key) DO NOTHING
             """,
-            (claim.scope, claim.key, claim.request_hash, claim.owner, time.monotonic()),
+            (claim.scope, claim.key, claim.request_hash, claim.owner, self.now()),
         )
         return None if inserted.rowcount else self.find(claim)
 
@@ -208,7 +209,7 @@ class Guard:
         response = Response(row["response_body"], row["response_status"])
         for name, value in json.loads(row["response_headers"]):
             response.headers.append(name, value)
-        response.headers["Idempotency-Replayed"] = "true"
+        response.headers["X-Idempotency-Replayed"] = "true"
         return response
 
 

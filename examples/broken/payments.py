@@ -20,6 +20,7 @@ import hashlib
 import hmac
 import secrets
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 from examples.broken.guard import Guard, Refused, refusal
@@ -58,12 +59,13 @@ class Payment(BaseModel):
 class Shop:
     """Moves money, and counts how often it did."""
 
-    def __init__(self) -> None:
+    def __init__(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._sleep = sleep
         self.effects: Counter[str] = Counter()
 
     async def move_money(self, kind: str, asked: Payment) -> Response:
         self.effects[asked.order] += 1  # from here on the money may have moved
-        await asyncio.sleep(PROVIDER_SECONDS + asked.seconds)
+        await self._sleep(PROVIDER_SECONDS + asked.seconds)
         if asked.provider == "declines":
             return JSONResponse({"error": "the card was declined"}, 402)
         if asked.provider == "breaks":
@@ -88,9 +90,9 @@ def account_of(request: Request) -> str | None:
     return account if scheme.lower() == "bearer" and genuine else None
 
 
-def payments_api(guard: Guard) -> FastAPI:
+def payments_api(guard: Guard, shop: Shop | None = None) -> FastAPI:
     """The API behind a guard."""
-    shop = Shop()
+    shop = shop or Shop()
     app = FastAPI(title="Payments", docs_url=None, redoc_url=None)
 
     @app.post("/payments", status_code=201)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 
 from examples.broken.guard import Claim, Guard
 from starlette.responses import Response
@@ -23,12 +22,12 @@ from starlette.responses import Response
 STALE_SECONDS = 1.0
 
 
-class UnfencedStaleReset(Guard):
+class StaleReset(Guard):
     def claim(self, claim: Claim) -> sqlite3.Row | None:
         row = super().claim(claim)
         if row is None or row["request_hash"] != claim.request_hash:
             return row
-        now = time.monotonic()
+        now = self.now()
         reset = self.db.execute(
             """
             UPDATE idempotency_keys SET created_at = ?

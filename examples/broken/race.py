@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 
 from examples.broken.guard import Claim, Guard
 from starlette.responses import Response
 
 
-class CheckThenAct(Guard):
+class Race(Guard):
     def claim(self, claim: Claim) -> sqlite3.Row | None:
         return self.find(claim)  # "Check for a prior successful run", and take nothing
 
@@ -34,6 +33,6 @@ class CheckThenAct(Guard):
                 response.status_code,
                 json.dumps(self.stored_headers(response)),
                 bytes(response.body),
-                time.monotonic(),
+                self.now(),
             ),
         )
