@@ -59,8 +59,14 @@ class Payment(BaseModel):
 class Shop:
     """Moves money, and counts how often it did."""
 
-    def __init__(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *,
+        sets_cookies: bool = True,
+    ) -> None:
         self._sleep = sleep
+        self._sets_cookies = sets_cookies
         self.effects: Counter[str] = Counter()
 
     async def move_money(self, kind: str, asked: Payment) -> Response:
@@ -77,8 +83,8 @@ class Shop:
         if asked.receipt == "long":
             receipt["text"] = "Thank you. " * (LONG_RECEIPT_BYTES // 11)
         response = JSONResponse(receipt, 201, {"Location": f"/{kind}s/{made}"})
-        # It belongs to the session of whoever asked first.
-        response.set_cookie("session", secrets.token_hex(8), httponly=True)
+        if self._sets_cookies:  # it belongs to the session of whoever asked first
+            response.set_cookie("session", secrets.token_hex(8), httponly=True)
         return response
 
 

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-
 from examples.broken.catalog import FAULTS, SERVERS, summary
 from examples.broken.payments import ALICE, BOB
-from oncekey.verify.verdict import Fault
 from tests.verify.broken_api import BrokenApi
+
+from oncekey.verify.verdict import Fault
 
 ROOT = Path(__file__).parents[2]
 FORGED = ALICE[:-1] + ("0" if ALICE[-1] != "0" else "1")

@@ -1,0 +1,1 @@
+"""The verifier on published middlewares, and the table that comes of it."""
