@@ -25,6 +25,7 @@ from oncekey.demo.server import Server, bind
 from oncekey.verify.raw_connection import Origin, RawConnection
 from oncekey.verify.recorded_exchange import Exchange, WireRequest
 from oncekey.verify.target import Caller, Operation, RequestTemplate, Target, Variant
+from oncekey.verify.verdict import Fault
 
 # Longer than STALE_SECONDS of examples/broken/stale_reset.py.
 PAYMENT_SLOW_SECONDS = 2.5
@@ -97,7 +98,7 @@ def payments_target(origin: Origin) -> Target:
 def demo_target(environment: Environment) -> Target:
     """The payments API of the demo, with the cards that make its provider misbehave."""
     ada, grace = environment.data_dir.people
-    origin = _origin(environment.url)
+    origin = origin_of(environment.url)
     return Target(
         origin=origin,
         variants={
@@ -115,13 +116,23 @@ def demo_target(environment: Environment) -> Target:
     )
 
 
+# What is violated as well, because it follows from the fault.
+FOLLOWS: dict[str, set[Fault]] = {}
+
+
+def expected_faults(name: str) -> set[Fault]:
+    """The faults that a verification of this server may name; the first is its own."""
+    own = {fault for fault in Fault if fault.slug == name}
+    return own | FOLLOWS.get(name, set())
+
+
 @asynccontextmanager
 async def served_broken(name: str) -> AsyncIterator[Target]:
     """Serves one of examples/broken on this event loop, and yields its target."""
     server = Server(payments_api(SERVERS[name]()), bind(0))
     await server.start()
     try:
-        yield payments_target(_origin(server.url))
+        yield payments_target(origin_of(server.url))
     finally:
         await server.stop()
 
@@ -134,7 +145,8 @@ async def served_demo() -> AsyncIterator[Target]:
             yield demo_target(environment)
 
 
-def _origin(url: str) -> Origin:
+def origin_of(url: str) -> Origin:
+    """The origin of an address such as http://127.0.0.1:8000."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None

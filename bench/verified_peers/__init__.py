@@ -1,1 +1,0 @@
-"""The verifier on published middlewares, and the table that comes of it."""
