@@ -23,6 +23,8 @@ from oncekey.verify.verdict import (
     violated,
 )
 
+# So long a plain request and its plain retry may be in flight, or the server busy.
+PLAIN_SECONDS = 10.0
 # A failure other than "in flight" is repeated for so long before it counts as the answer.
 FAILURE_SECONDS = 5.0
 # A counter may lag behind the API by this much.
@@ -72,7 +74,8 @@ async def plain_retry(
     """
     operation = await run.operation(variant)
     request = operation.request()
-    first = await last_answer(run, request, "first request")
+    patience = min(run.limits.patience, PLAIN_SECONDS)
+    first = await last_answer(run, request, "first request", patience=patience, failing=0.0)
     if not first.is_success:
         return not_observable(
             guarantee,
@@ -82,7 +85,7 @@ async def plain_retry(
     counted = await count_effects(run, operation)
     if counted is None:
         return cannot_count(run, guarantee)
-    retry = await last_answer(run, request, "retry")
+    retry = await last_answer(run, request, "retry", patience=patience)
     effects = await count_effects(run, operation)
     if effects is None:
         return cannot_count(run, guarantee)
@@ -109,23 +112,28 @@ async def plain_retry(
 
 
 async def last_answer(
-    run: ProbeRun, request: WireRequest, note: str = "retry", *, patience: float | None = None
+    run: ProbeRun,
+    request: WireRequest,
+    note: str = "retry",
+    *,
+    patience: float | None = None,
+    failing: float | None = None,
 ) -> Exchange:
     """Send a request until it succeeds, as a patient client does; return the last exchange.
 
     Without success it ends when the key was in flight for `patience` (by default the limit of that
-    name), or when another failure has lasted for FAILURE_SECONDS. Statuses that a server uses
-    while an operation runs differ, and what passes by itself is no fault.
+    name), or when another failure has lasted for `failing` (by default FAILURE_SECONDS). Statuses
+    that a server uses while an operation runs differ, and what passes by itself is no fault.
     """
     patience = run.limits.patience if patience is None else patience
+    failing = min(patience, FAILURE_SECONDS) if failing is None else failing
     began = time.monotonic()
     pause = PAUSE_MIN_SECONDS
     while True:
         exchange = await run.send(request, note)
         lasted = time.monotonic() - began
         is_waiting = exchange.status in run.profile.in_flight or is_busy(exchange)
-        allowed = patience if is_waiting else min(patience, FAILURE_SECONDS)
-        if exchange.is_success or lasted >= allowed:
+        if exchange.is_success or lasted >= (patience if is_waiting else failing):
             return exchange
         await asyncio.sleep(_pause(exchange, pause))
         pause = min(2 * pause, PAUSE_MAX_SECONDS)
