@@ -257,5 +257,9 @@ class Probe(Protocol):
 def _retry_after(response: WireResponse | None) -> float:
     """Return how long to wait before a retry; a server cannot make it long."""
     text = response.header("retry-after") if response is not None else None
-    seconds = float(text) if text is not None and text.isdigit() else RETRY_PAUSE_SECONDS
+    seconds = (
+        float(text)
+        if text is not None and text.isascii() and text.isdigit()
+        else RETRY_PAUSE_SECONDS
+    )
     return min(max(seconds, RETRY_PAUSE_SECONDS), 2.0)

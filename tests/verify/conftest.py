@@ -1,0 +1,14 @@
+"""The servers of these tests are in the same process: nothing of theirs lags or comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.verify.probes import outcome_evidence
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome_evidence, "FAILURE_SECONDS", 0.3)
+    monkeypatch.setattr(outcome_evidence, "COUNTER_LAG_SECONDS", 0.2)
+    monkeypatch.setattr(outcome_evidence, "QUIET_SECONDS", 0.01)

@@ -1,0 +1,214 @@
+"""The probe of concurrent duplicates: what it names, what it passes, what it cannot see."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tests.verify.keyed_server import IN_FLIGHT, KeyedServer, Ledger, Received, Record, Reply
+from tests.verify.probe_checks import LIMITS, assert_fault, verdict_on
+
+from oncekey.verify.probe import Limits
+from oncekey.verify.probes.concurrent_duplicates import ConcurrentDuplicates
+from oncekey.verify.recorded_exchange import Exchange
+from oncekey.verify.target import Operation
+from oncekey.verify.verdict import Fault, Status
+
+PROBE = ConcurrentDuplicates()
+
+
+class Racing(KeyedServer):
+    """Looks a key up before the operation, and stores it afterwards."""
+
+    async def respond(self, received: Received) -> Reply:
+        known = self.records.get(received.key)
+        if known is not None and known.reply is not None:
+            return known.reply
+        reply = await self.operate(received)
+        await asyncio.sleep(0)
+        self.records[received.key] = Record(reply)
+        return reply
+
+
+class Keyless(KeyedServer):
+    async def respond(self, received: Received) -> Reply:
+        return await self.operate(received)
+
+
+class Waiting(KeyedServer):
+    """Lets duplicates wait for the outcome of the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: dict[str, asyncio.Task[Reply]] = {}
+
+    async def respond(self, received: Received) -> Reply:
+        if received.key not in self.running:
+            self.running[received.key] = asyncio.create_task(self.operate(received))
+        return await self.running[received.key]
+
+
+class StormOf409(KeyedServer):
+    """Refuses everybody, once two requests of one key have met."""
+
+    async def respond(self, received: Received) -> Reply:
+        record = self.records.get(received.key)
+        if record is not None and record.reply is None:
+            record.reply = IN_FLIGHT
+        reply = await super().respond(received)
+        return self.records[received.key].reply or reply
+
+    async def run_claimed(self, received: Received) -> Reply:
+        record = self.records[received.key] = Record()
+        reply = await self.operate(received)
+        await asyncio.sleep(0)
+        record.reply = record.reply or reply
+        return record.reply
+
+
+class Clobbering(KeyedServer):
+    """A duplicate that is turned away marks the key as failed."""
+
+    async def respond(self, received: Received) -> Reply:
+        reply = await super().respond(received)
+        if reply is IN_FLIGHT:
+            self.records[received.key] = Record(Reply(500, b"it failed"))
+        return reply
+
+
+class Forgetting(KeyedServer):
+    """A duplicate that is turned away has the key removed as soon as the first one is answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_forget: set[str] = set()
+
+    async def respond(self, received: Received) -> Reply:
+        reply = await super().respond(received)
+        if reply is IN_FLIGHT:
+            self.to_forget.add(received.key)
+        elif received.key in self.to_forget:
+            self.records.pop(received.key, None)
+        return reply
+
+
+class Overloaded(KeyedServer):
+    """Has no time for more than one request at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = 0
+
+    async def respond(self, received: Received) -> Reply:
+        if self.running:
+            return Reply(503, b"", (("Retry-After", "0"),))
+        self.running += 1
+        try:
+            return await super().respond(received)
+        finally:
+            self.running -= 1
+
+
+class Lagging(Ledger):
+    """Sees an effect only when it is asked a second time."""
+
+    def __init__(self, server: KeyedServer) -> None:
+        super().__init__(server)
+        self.seen = 0
+
+    async def count(self, operation: Operation, exchanges: Sequence[Exchange]) -> int:
+        known, self.seen = self.seen, await super().count(operation, exchanges)
+        return min(known, self.seen)
+
+
+class OfOthersToo(Ledger):
+    """Counts everybody's effects, and others are at work."""
+
+    async def count(self, operation: Operation, exchanges: Sequence[Exchange]) -> int:
+        self.server.effects["of others"] += 1
+        return await super().count(operation, exchanges)
+
+
+def test_it_holds_on_a_server_that_claims_first() -> None:
+    verdict = verdict_on(KeyedServer, PROBE, Limits(patience=0.4))
+    assert verdict.status is Status.HOLDS, verdict.summary
+    assert verdict.n == 3 * (2 + 20 + 100)
+    assert "366 of 366 were sent before any answer" in verdict.window
+    assert "2, 20 and 100 duplicates" in verdict.summary
+
+
+def test_it_holds_on_a_server_whose_duplicates_wait() -> None:
+    assert verdict_on(Waiting, PROBE).status is Status.HOLDS
+
+
+def test_it_holds_where_the_counter_lags_or_counts_everything() -> None:
+    assert verdict_on(KeyedServer, PROBE, effects=Lagging).status is Status.HOLDS
+    total = verdict_on(KeyedServer, PROBE, effects=lambda server: Ledger(server, is_total=True))
+    assert total.status is Status.HOLDS
+
+
+def test_a_check_before_the_act_is_a_race() -> None:
+    verdict = verdict_on(Racing, PROBE)
+    assert_fault(verdict, Fault.RACE)
+    assert verdict.summary.startswith("2 duplicates together had 2 effects (2 x 201)")
+
+
+def test_a_race_is_named_by_a_counter_of_all_effects_too() -> None:
+    verdict = verdict_on(Racing, PROBE, effects=lambda server: Ledger(server, is_total=True))
+    assert_fault(verdict, Fault.RACE)
+
+
+def test_a_server_without_keys_is_told_so_and_nothing_else() -> None:
+    verdict = verdict_on(Keyless, PROBE)
+    assert_fault(verdict, Fault.KEY_IGNORED)
+    assert [e.note for e in verdict.violations[0].exchanges] == ["first request", "retry"]
+
+
+def test_a_storm_of_409_is_not_a_pass() -> None:
+    assert_fault(verdict_on(StormOf409, PROBE), Fault.NEVER_ANSWERED)
+
+
+def test_a_refused_duplicate_that_marks_the_key_as_failed_is_named() -> None:
+    verdict = verdict_on(Clobbering, PROBE)
+    assert_fault(verdict, Fault.FAILURE_CLOBBERS_SUCCESS)
+    assert "later retries get 500" in verdict.summary
+
+
+def test_a_retry_that_runs_again_after_a_success_is_named() -> None:
+    verdict = verdict_on(Forgetting, PROBE)
+    assert_fault(verdict, Fault.FAILURE_CLOBBERS_SUCCESS)
+    assert "a retry ran again" in verdict.summary
+
+
+def test_an_overloaded_server_is_not_accused() -> None:
+    assert verdict_on(Overloaded, PROBE).status is Status.HOLDS
+
+
+def test_effects_that_nobody_counts_cannot_be_observed() -> None:
+    verdict = verdict_on(Racing, PROBE, effects=None)
+    assert verdict.status is Status.NOT_OBSERVABLE
+    assert "Say how effects are counted" in verdict.advice
+
+
+def test_effects_of_others_accuse_nobody() -> None:
+    def others(server: KeyedServer) -> Ledger:
+        return OfOthersToo(server, is_total=True)
+
+    verdict = verdict_on(KeyedServer, PROBE, effects=others)
+    assert verdict.status is Status.NOT_OBSERVABLE
+    assert "{{unique}}" in verdict.advice
+
+
+def test_a_request_that_does_not_succeed_shows_nothing() -> None:
+    class Strict(KeyedServer):
+        async def respond(self, received: Received) -> Reply:
+            return Reply(401)
+
+    verdict = verdict_on(Strict, PROBE)
+    assert verdict.status is Status.NOT_OBSERVABLE
+    assert verdict.summary == "the main request was not successful: 401"
+
+
+def test_no_more_are_sent_together_than_the_limit_allows() -> None:
+    verdict = verdict_on(KeyedServer, PROBE, LIMITS)
+    assert verdict.n == 3 * (2 + LIMITS.concurrency + LIMITS.concurrency)
