@@ -75,6 +75,17 @@ class Fault(enum.Enum):
         "the body is not compared",
         "the stored outcome is given to any request with this key, whatever it asks for",
     )
+    OTHER_BODY_RUN = (
+        "other-body-run",
+        "another body is run under the same key",
+        "the body is part of what a key is stored under, so a key that is used for two things by "
+        "mistake is not noticed",
+    )
+    PATH_NOT_COMPARED = (
+        "path-not-compared",
+        "the path is not compared",
+        "the stored outcome is given to any request with this key, whichever path it goes to",
+    )
     IN_FLIGHT_BEFORE_MISMATCH = (
         "in-flight-before-mismatch",
         "in flight is reported before the mismatch",
@@ -130,6 +141,11 @@ class Fault(enum.Enum):
         "a failed operation that had its effect is run again",
         "a failure removes the key although the effect may have happened",
     )
+    FAILURE_NOT_KEPT = (
+        "failure-not-kept",
+        "a failure is run again instead of being replayed",
+        "a 5xx removes the key, where the profile says that it is stored",
+    )
     BODY_CHANGED = (
         "body-changed",
         "the body of a replay differs",
@@ -140,10 +156,25 @@ class Fault(enum.Enum):
         "headers are lost on replay",
         "headers that describe the body or the resource are not stored",
     )
+    REPLAY_UNMARKED = (
+        "replay-unmarked",
+        "a replay is not marked as one",
+        "clients cannot tell whether their request or an earlier one was run",
+    )
     KEY_ACCEPTED = (
         "malformed-key-accepted",
         "a malformed key is accepted",
         "the key header is used without being checked",
+    )
+    KEY_REFUSED = (
+        "valid-key-refused",
+        "a valid key is refused",
+        "the limit of the key's length is lower than the profile says",
+    )
+    KEY_TRUNCATED = (
+        "key-truncated",
+        "long keys are cut",
+        "two keys that begin alike are one, so one of two operations is lost",
     )
     KEY_FORMS_DIFFER = (
         "key-forms-differ",

@@ -1,0 +1,251 @@
+"""An operation whose outcome is known, and how the answer to another request relates to it.
+
+Most probes begin here: a request succeeds, and its retry is answered without a second run. What
+goes wrong afterwards is then not simply a key that is ignored. Everything here gives the API the
+benefit of the doubt: who is busy is asked again, and a fault counts only if it is seen twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oncekey.verify.probe import ProbeRun
+from oncekey.verify.recorded_exchange import Exchange, WireRequest
+from oncekey.verify.target import Operation, Variant
+from oncekey.verify.verdict import (
+    Fault,
+    Guarantee,
+    Status,
+    Verdict,
+    Violation,
+    not_observable,
+    violated,
+)
+
+# A server that is busy, or says that a request is in flight, is asked again for so long.
+SETTLE_SECONDS = 5.0
+SETTLE_PAUSE_SECONDS = 0.2
+# A total that changes within this time, while nothing is sent, is changed by others.
+TOTAL_QUIET_SECONDS = 0.5
+# Answers that say nothing about keys: who calls, or how much, is not in order.
+BESIDE_THE_POINT = frozenset({401, 403, 407, 408, 421, 425, 429})
+
+HOW_TO_SEE_RUNS = (
+    "Say how effects are counted (a URL, a command, a SQL query), or verify a request whose "
+    "response has an id that is new for each run."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOutcome:
+    """An operation that succeeded, and whose retry was answered without a second run.
+
+    effects   how often it had its effect; None if nothing can tell
+    """
+
+    operation: Operation
+    first: Exchange
+    retry: Exchange
+    effects: int | None
+
+    @property
+    def request(self) -> WireRequest:
+        return self.first.request
+
+    @property
+    def shown(self) -> tuple[Exchange, Exchange]:
+        """What a violation shows of it."""
+        return self.first, self.retry
+
+
+async def known_outcome(
+    run: ProbeRun, guarantee: Guarantee, variant: Variant = Variant.MAIN
+) -> KnownOutcome | Verdict:
+    """Make an operation with a known outcome; or return the verdict if that does not work."""
+    operation = await run.operation(variant)
+    first = await answer(run, operation.request(), "first request")
+    if not first.is_success:
+        return not_observable(
+            guarantee,
+            f"the {variant} request did not succeed: {first.outcome()}",
+            f"Give a {variant} request that succeeds; a dry run shows what is sent.",
+        )
+    before = await effects_of(run, operation)
+    retry = await answer(run, operation.request(), "retry")
+    effects = await effects_of(run, operation)
+    if ran_again(run, first, retry, before, effects):
+        what = "a retry that was sent after the first response was run again"
+        if before is not None and effects is not None:
+            what += f": {effects} effects where there was {before}"
+        return violated(
+            guarantee, [Violation(Fault.KEY_IGNORED, what, (first, retry))], n=1, window=SEQUENCE
+        )
+    if not retry.is_success:
+        return not_observable(
+            guarantee,
+            f"the first request succeeded, and its retry is answered with {retry.outcome()}",
+            "See the guarantees lost-response and replay-fidelity.",
+        )
+    return KnownOutcome(operation, first, retry, effects)
+
+
+SEQUENCE = "one request after the other"
+
+
+async def answer(run: ProbeRun, request: WireRequest, note: str) -> Exchange:
+    """Send a request until its answer says something, for SETTLE_SECONDS at most.
+
+    A server that is busy, restarts, or says that the key is in flight, is asked again; any other
+    failure of the server is too, but once.
+    """
+    ends_at = time.monotonic() + min(SETTLE_SECONDS, run.limits.patience)
+    exchange = await run.send(request, note)
+    failures = 0
+    while time.monotonic() < ends_at:
+        status = exchange.status
+        if status is not None and 500 <= status != 503:
+            failures += 1
+        elif not is_busy(exchange) and status not in run.profile.in_flight:
+            break
+        if failures > 1:
+            break
+        await asyncio.sleep(SETTLE_PAUSE_SECONDS)
+        exchange = await run.send(request, note)
+    return exchange
+
+
+def is_busy(exchange: Exchange) -> bool:
+    """True if the server had no time for the request, or could not be reached."""
+    return exchange.status in (None, 429, 503)
+
+
+def is_server_failure(exchange: Exchange) -> bool:
+    """True if the server failed, and was not only busy."""
+    return exchange.status is not None and exchange.status >= 500 and not is_busy(exchange)
+
+
+def is_refusal(exchange: Exchange) -> bool:
+    """True if the request itself was refused."""
+    status = exchange.status
+    return status is not None and 400 <= status < 500 and status not in BESIDE_THE_POINT
+
+
+def is_marked(run: ProbeRun, exchange: Exchange) -> bool:
+    """True if a header says that this is a replay: the profile's, or one that is named like it."""
+    if exchange.response is None:
+        return False
+    wanted = run.profile.replay_header
+    for name, value in exchange.response.headers:
+        lower = name.lower()
+        is_named_so = "idempoten" in lower and "replay" in lower
+        if is_named_so or (wanted is not None and lower == wanted[0].lower()):
+            return value.decode("latin-1").strip().lower() in ("true", "1", "yes", "?1")
+    return False
+
+
+def same_body(one: Exchange, other: Exchange) -> bool:
+    """True if both have a response, with the same bytes."""
+    if one.response is None or other.response is None:
+        return False
+    return one.response.body == other.response.body
+
+
+def other_ids(one: Exchange, other: Exchange) -> bool:
+    """True if the responses tell of two things: an id, or a Location, that is not the same."""
+    if not one.is_success or not other.is_success:
+        return False
+    first, second = dict(_ids(one)), dict(_ids(other))
+    return any(second.get(place, value) != value for place, value in first.items())
+
+
+def ran_again(
+    run: ProbeRun, first: Exchange, later: Exchange, before: int | None, after: int | None
+) -> bool:
+    """True if it is certain that the later request was run although the first one had been.
+
+    before, after   the effects of the operation before and after the later request
+    """
+    if before is not None and after is not None and before > 0:
+        return after > before
+    return not is_marked(run, later) and other_ids(first, later)
+
+
+async def effects_of(run: ProbeRun, operation: Operation) -> int | None:
+    """Return how often the operation had its effect; None if that cannot be told."""
+    effects = await run.effects(operation)
+    if effects is None or run.target.effects is None or not run.target.effects.is_total:
+        return effects
+    await asyncio.sleep(TOTAL_QUIET_SECONDS)
+    return effects if await run.effects(operation) == effects else None
+
+
+async def lost_outcome(run: ProbeRun, known: KnownOutcome, note: str) -> Exchange | None:
+    """Send the first request again; return the exchange if it is not answered with its outcome.
+
+    An answer beside the point, such as 401 because a token has ended meanwhile, is none.
+    """
+    later = await answer(run, known.request, note)
+    if is_busy(later) or later.status in BESIDE_THE_POINT:
+        return None
+    after = await effects_of(run, known.operation)
+    if later.is_success and not ran_again(run, known.first, later, known.effects, after):
+        return None
+    return later
+
+
+async def confirmed(trial: Callable[[], Awaitable[Verdict]]) -> Verdict:
+    """Return the verdict of a trial; faults count only if a second trial shows them too.
+
+    Whatever is sent here one after the other gives the same result each time, unless the server
+    was restarted or its record expired in between.
+    """
+    seen = await trial()
+    if seen.status is not Status.VIOLATED:
+        return seen
+    again = await trial()
+    faults = {violation.fault for violation in again.violations}
+    certain = [violation for violation in seen.violations if violation.fault in faults]
+    if certain:
+        return violated(seen.guarantee, certain, n=seen.n + again.n, window=seen.window)
+    return not_observable(
+        seen.guarantee,
+        f"it was seen in one of two trials only: {seen.summary}",
+        "Make sure that the server is not restarted meanwhile, and run it again.",
+    )
+
+
+def failed_server(exchange: Exchange, shown: Sequence[Exchange]) -> Violation:
+    """The violation of a server that fails where it should answer or refuse."""
+    what = f"{exchange.note}: the server failed with {exchange.outcome()}"
+    return Violation(Fault.SERVER_FAILED, what, (*shown, exchange))
+
+
+def _ids(exchange: Exchange) -> Iterator[tuple[str, str]]:
+    """Yield where a response has an id, and the id."""
+    assert exchange.response is not None
+    location = exchange.response.header("location")
+    if location is not None:
+        yield "location", location
+    try:
+        document = json.loads(exchange.response.body)
+    except ValueError:
+        return
+    yield from _ids_in(document, "")
+    if isinstance(document, dict) and isinstance(document.get("data"), dict):
+        yield from _ids_in(document["data"], "data.")
+
+
+def _ids_in(document: Any, path: str) -> Iterator[tuple[str, str]]:
+    if not isinstance(document, dict):
+        return
+    for name, value in document.items():
+        is_id = name.lower() in ("id", "uuid") or name.endswith(("_id", "Id"))
+        # The id of a request or of its trace is new each time, also for a replay.
+        is_of_message = "request" in name.lower() or "trace" in name.lower()
+        if is_id and not is_of_message and isinstance(value, str | int):
+            yield path + name, str(value)
