@@ -154,7 +154,6 @@ REPLACED_WORDS = {
     "stone": "tombstone",
     "door": "endpoint wrapper",
     "bite": "batch",
-    "verdict": "outcome",
     "crew": "workers",
 }
 WORDS = re.compile(r"\b(" + "|".join(REPLACED_WORDS) + r")\b", re.IGNORECASE)
