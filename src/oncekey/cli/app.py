@@ -27,6 +27,7 @@ from oncekey.cli.commands.resolve import resolve
 from oncekey.cli.commands.show import show
 from oncekey.cli.commands.stats import stats
 from oncekey.cli.commands.sweep import sweep
+from oncekey.cli.commands.verify import verify
 from oncekey.cli.commands.version import version
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.open_store import UsageProblem
@@ -41,8 +42,8 @@ _NAME = "oncekey"
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
-        "Exit codes: 0 done, 1 it did not work, 2 wrong usage, 3 no such key, 4 doctor found "
-        "something broken, 5 the key changed after it was shown, 130 interrupted."
+        "Exit codes: 0 done, 1 it did not work, 2 wrong usage, 3 no such key, 4 doctor or "
+        "verify found something broken, 5 the key changed after it was shown, 130 interrupted."
     ),
 )
 @click.version_option(__version__, prog_name=_NAME)
@@ -72,6 +73,7 @@ _COMMANDS = (
     release,
     stats,
     doctor,
+    verify,
     recover,
     consume,
     redrive,

@@ -16,6 +16,7 @@ class ExitCode(enum.IntEnum):
     #: The store has no such key.
     NOT_FOUND = 3
     #: `doctor`: something is broken; with --strict also for a warning.
+    #: `verify`: a guarantee is violated; with --strict also if one is not observable.
     UNHEALTHY = 4
     #: `resolve`, `release`: the key changed after it was shown, and was left as it is.
     CHANGED = 5

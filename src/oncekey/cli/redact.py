@@ -39,6 +39,11 @@ def remember_passwords(arguments: Iterable[str]) -> None:
             _known.update((password, unquote(password)))
 
 
+def remember_secret(text: str) -> None:
+    """Remembers a secret of another kind, such as a token, for `redact_remembered`."""
+    _known.add(text)
+
+
 def _urls_in(text: str) -> list[str]:
     return _NEXT_URL.split(text) if text.startswith("moving://") else [text]
 

@@ -39,6 +39,10 @@ class Limits:
     patience: float = 30.0
     total_seconds: float = 120.0
 
+    def budget(self) -> Budget:
+        """Return what may be spent, from now on."""
+        return Budget(self.requests, time.monotonic() + self.total_seconds)
+
 
 class BudgetSpent(Exception):
     """The verification may not send more requests, or has no time left."""

@@ -84,9 +84,13 @@ class Operation:
             *((name, text.encode("utf-8")) for name, text in who.headers),
             (self.target.key_header, key),
         )
-        hidden = tuple((text.encode("utf-8"), f"{who.name}'s {name}") for name, text in who.headers)
+        hidden = tuple((text.encode("utf-8"), f"{name} of the {who.name}") for name, text in who.headers)
         body = fill(template.body, known).encode("utf-8")
         return WireRequest(template.method, fill(template.path, known), headers, body, hidden)
+
+
+class CountFailed(Exception):
+    """The effects could not be counted; the message says why."""
 
 
 class EffectCounter(Protocol):
@@ -104,7 +108,7 @@ class EffectCounter(Protocol):
         """Say in a few words what it asks, for a dry run and the report."""
 
     async def count(self, operation: Operation, exchanges: Sequence[Exchange]) -> int:
-        """Return the number. `exchanges` are all of this operation so far."""
+        """Return the number. `exchanges` are all of this operation so far. Raises CountFailed."""
 
 
 @dataclass(frozen=True, slots=True)

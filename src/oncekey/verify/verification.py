@@ -9,23 +9,41 @@ from datetime import UTC, datetime
 
 from oncekey.verify.probe import Budget, BudgetSpent, Limits, Probe, ProbeRun
 from oncekey.verify.profile import Profile
-from oncekey.verify.target import Target
+from oncekey.verify.recorded_exchange import Exchange
+from oncekey.verify.target import CountFailed, Target
 from oncekey.verify.verdict import Status, Verdict, not_observable
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeRecord:
+    """What one probe found, everything it sent for that, and how long it took."""
+
+    verdict: Verdict
+    exchanges: tuple[Exchange, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
-    """The verdicts of one run, in the order of its probes.
+    """What the probes of one run found, in their order.
 
     requests   how many requests were sent
     """
 
     target: Target
     profile: Profile
-    verdicts: tuple[Verdict, ...]
+    records: tuple[ProbeRecord, ...]
     began_at: datetime
     seconds: float
     requests: int
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        return tuple(record.verdict for record in self.records)
+
+    def count(self, status: Status) -> int:
+        """How many guarantees stand like this."""
+        return sum(verdict.status is status for verdict in self.verdicts)
 
     @property
     def is_violated(self) -> bool:
@@ -38,28 +56,42 @@ async def verify(
     probes: Sequence[Probe],
     *,
     limits: Limits | None = None,
+    budget: Budget | None = None,
     on_probe: Callable[[Probe, Verdict | None], None] = lambda probe, verdict: None,
 ) -> Verification:
     """Run the probes one after the other.
 
-    `on_probe` is called with each probe before it begins, and again with its verdict.
+    `on_probe` is called with each probe before it begins, and again with its verdict. Who shows
+    progress gives the `budget`, and reads from it how much was sent.
     """
     limits = limits or Limits()
     began_at, began = datetime.now(UTC), time.monotonic()
-    budget = Budget(limits.requests, began + limits.total_seconds)
-    verdicts = []
+    budget = budget or limits.budget()
+    records = []
     for probe in probes:
         if probe.guarantee in profile.leaves_out:
             continue
         on_probe(probe, None)
-        try:
-            verdict = await probe.run(ProbeRun(target, profile, limits, budget))
-        except BudgetSpent as spent:
-            verdict = not_observable(
-                probe.guarantee, f"it was not finished: {spent}", "Raise the limit, and run again."
-            )
-        verdicts.append(verdict)
-        on_probe(probe, verdict)
+        record = await _record(probe, ProbeRun(target, profile, limits, budget))
+        records.append(record)
+        on_probe(probe, record.verdict)
     sent = limits.requests - budget.requests_left
     took = time.monotonic() - began
-    return Verification(target, profile, tuple(verdicts), began_at, took, sent)
+    return Verification(target, profile, tuple(records), began_at, took, sent)
+
+
+async def _record(probe: Probe, run: ProbeRun) -> ProbeRecord:
+    began = time.monotonic()
+    try:
+        verdict = await probe.run(run)
+    except BudgetSpent as spent:
+        verdict = not_observable(
+            probe.guarantee, f"it was not finished: {spent}", "Raise the limit, and run again."
+        )
+    except CountFailed as failed:
+        verdict = not_observable(
+            probe.guarantee,
+            f"the effects could not be counted: {failed}",
+            "Check the table [effects] or the options --count-..., and run again.",
+        )
+    return ProbeRecord(verdict, tuple(run.exchanges), time.monotonic() - began)

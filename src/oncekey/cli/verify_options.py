@@ -1,0 +1,225 @@
+"""The options of `oncekey verify`, and what is to be done by them and by a file.
+
+Options win over the file. `plan_of` is where both become a target; a target from elsewhere, such as
+an OpenAPI document, takes the place of what `TargetSettings.target` returns.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from oncekey.cli.answer_text import read_bytes
+from oncekey.cli.open_store import UsageProblem
+from oncekey.core.errors import ConfigurationError
+from oncekey.verify.profile import PROFILE_DEFAULT, PROFILES, Profile
+from oncekey.verify.verdict import Guarantee
+
+if TYPE_CHECKING:
+    from oncekey.verify.probe import Limits, Probe
+    from oncekey.verify.target import Target, Variant
+    from oncekey.verify.target_file import FileSettings
+    from oncekey.verify.target_settings import HeaderTexts, RequestSettings, TargetSettings
+
+REQUESTS_RANGE = click.IntRange(1, 100_000)
+CONCURRENCY_RANGE = click.IntRange(2, 500)
+SECONDS_RANGE = click.FloatRange(0.1, 86_400)
+KEEP_RANGE_US = (100_000, 600_000_000)
+SLOW_RANGE_US = (100_000, 600_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """The options as they were given; None or an empty tuple where they were not."""
+
+    url: str | None = None
+    method: str | None = None
+    headers: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    config: Path | None = None
+    caller: tuple[str, ...] = ()
+    other_caller: tuple[str, ...] = ()
+    bad_caller: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    key_header: str | None = None
+    quoted_key: bool = False
+    slow: int | None = None
+    keep: int | None = None
+    count_url: str | None = None
+    count_path: str | None = None
+    count_match: str | None = None
+    count_header: tuple[str, ...] = ()
+    count_command: str | None = None
+    count_sql: str | None = None
+    count_database: str | None = None
+    count_id: tuple[str, ...] = ()
+    profile: str | None = None
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    max_requests: int | None = None
+    max_seconds: float | None = None
+    concurrency: int | None = None
+    timeout: float | None = None
+    patience: float | None = None
+    yes: bool = False
+    dry_run: bool = False
+    strict: bool = False
+    junit: Path | None = None
+    html: Path | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyPlan:
+    """What is to be verified, and how."""
+
+    target: Target
+    profile: Profile
+    limits: Limits
+    probes: tuple[Probe, ...]
+
+
+def plan_of(options: VerifyOptions, probes: Sequence[Probe]) -> VerifyPlan:
+    """Return the plan. Raises UsageProblem or ConfigurationError."""
+    from oncekey.verify.target_file import FileSettings, read_target_file
+
+    told = FileSettings() if options.config is None else read_target_file(options.config)
+    _overlay(told.target, options)
+    target = told.target.target()
+    profile = PROFILES[options.profile or told.profile or PROFILE_DEFAULT.name]
+    chosen = _chosen(probes, options.only or told.only, options.skip or told.skip, profile)
+    return VerifyPlan(target, profile, _limits(options, told), chosen)
+
+
+def _overlay(told: TargetSettings, options: VerifyOptions) -> None:
+    """Writes the options over what a file has told."""
+    told.url = options.url or told.url
+    told.request.method = options.method or told.request.method
+    if options.headers:
+        told.request.headers = _lines("--header", options.headers)
+    if options.data:
+        told.request.body = "&".join(_text("--data", text) for text in options.data)
+    given = {"main": options.caller, "other": options.other_caller, "bad": options.bad_caller}
+    for who, lines in given.items():
+        if lines:
+            told.callers[who] = _lines("--caller" if who == "main" else f"--{who}-caller", lines)
+    for text in options.variants:
+        kind, request = _variant(text)
+        told.variants[kind] = request
+    told.key_header = options.key_header or told.key_header
+    told.quoted_key = options.quoted_key or told.quoted_key
+    if options.slow is not None:
+        told.slow_seconds = options.slow / 1_000_000
+    if options.keep is not None:
+        told.keep_seconds = options.keep / 1_000_000
+    _overlay_effects(told, options)
+
+
+def _overlay_effects(told: TargetSettings, options: VerifyOptions) -> None:
+    from oncekey.verify.target_settings import EffectSettings
+
+    ways = (options.count_url, options.count_command, options.count_sql, options.count_id)
+    parts = (options.count_path, options.count_match, options.count_header, options.count_database)
+    if any(ways):
+        told.effects = EffectSettings(
+            url=options.count_url,
+            command=tuple(shlex.split(options.count_command or "")),
+            sql=options.count_sql,
+            ids=options.count_id,
+        )
+    elif any(parts) and told.effects == EffectSettings():
+        raise UsageProblem(
+            "--count-path, --count-match, --count-header and --count-database need "
+            "--count-url or --count-sql"
+        )
+    effects = told.effects
+    effects.path = options.count_path or effects.path
+    effects.match = options.count_match or effects.match
+    effects.database = options.count_database or effects.database
+    if options.count_header:
+        effects.headers = _lines("--count-header", options.count_header)
+
+
+def _lines(option: str, texts: Sequence[str]) -> HeaderTexts:
+    """Header lines as curl takes them: `Name: value`, or `Name;` for one without a value."""
+    lines = []
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if not colon and text.endswith(";"):
+            name, value = text[:-1], ""
+        elif not colon or not name.strip():
+            # The text is not repeated: it may be a token.
+            raise UsageProblem(f"{option}: a header is written as 'Name: value'")
+        lines.append((name.strip(), value.strip()))
+    return tuple(lines)
+
+
+def _text(option: str, text: str) -> str:
+    try:
+        return read_bytes(option, text).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageProblem(f"{option}: not UTF-8") from error
+
+
+def _variant(text: str) -> tuple[Variant, RequestSettings]:
+    """A variant as an option has it: its name, and a body, a path, or a path and a body."""
+    from oncekey.verify.target import Variant
+    from oncekey.verify.target_settings import RequestSettings
+
+    name, _, value = text.partition("=")
+    kinds = [kind for kind in Variant if kind is not Variant.MAIN]
+    if name not in kinds or not value:
+        raise UsageProblem(f"--variant {name}: expected is NAME=BODY with {', '.join(kinds)}")
+    if value.startswith("/"):
+        path, _, body = value.partition(" ")
+        return Variant(name), RequestSettings(path=path, body=body.strip() or None)
+    return Variant(name), RequestSettings(body=_text(f"--variant {name}", value))
+
+
+def _chosen(
+    probes: Sequence[Probe], only: Sequence[str], skip: Sequence[str], profile: Profile
+) -> tuple[Probe, ...]:
+    known = {guarantee.slug for guarantee in Guarantee}
+    for slug in (*only, *skip):
+        if slug not in known:  # of a file; options are checked by their type
+            raise ConfigurationError(f"only, skip: {slug!r} is none of {', '.join(sorted(known))}")
+    chosen = tuple(
+        probe
+        for probe in probes
+        if (not only or probe.guarantee.slug in only)
+        and probe.guarantee.slug not in skip
+        and probe.guarantee not in profile.leaves_out
+    )
+    if not chosen:
+        raise UsageProblem("nothing is left to verify: look at --only, --skip and --profile")
+    return chosen
+
+
+def _limits(options: VerifyOptions, told: FileSettings) -> Limits:
+    from oncekey.verify.probe import Limits
+
+    ranges = {"requests": REQUESTS_RANGE, "concurrency": CONCURRENCY_RANGE}
+    for name, value in told.limits.items():
+        allowed = ranges.get(name, SECONDS_RANGE)
+        if not (allowed.min or 0) <= value <= (allowed.max or value):
+            raise ConfigurationError(
+                f"[limits] {name.removesuffix('_seconds')}: {value:g} is not from {allowed.min:g} "
+                f"to {allowed.max:g}"
+            )
+    usual = Limits()
+
+    def chosen(option: float | None, name: str) -> float:
+        return told.limits.get(name, getattr(usual, name)) if option is None else option
+
+    return Limits(
+        requests=int(chosen(options.max_requests, "requests")),
+        concurrency=int(chosen(options.concurrency, "concurrency")),
+        timeout=chosen(options.timeout, "timeout"),
+        patience=chosen(options.patience, "patience"),
+        total_seconds=chosen(options.max_seconds, "total_seconds"),
+    )

@@ -1,0 +1,104 @@
+"""A verification as a JUnit file, which continuous integration shows test by test.
+
+A guarantee is a test: violated is a failure, not observable is skipped, or a failure if strict.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from oncekey.verify.remedies import remedy
+from oncekey.verify.shown_exchange import ShownEntry, story
+from oncekey.verify.target import Variant
+from oncekey.verify.verdict import Status, Verdict
+from oncekey.verify.verification import ProbeRecord, Verification
+
+# XML 1.0 has no way to write these, not even escaped.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_report(verification: Verification, *, strict: bool = False) -> str:
+    """Return the text of the file."""
+    origin = str(verification.target.origin)
+    template = verification.target.variants[Variant.MAIN]
+    unseen = verification.count(Status.NOT_OBSERVABLE)
+    violated = verification.count(Status.VIOLATED)
+    suite = ElementTree.Element(
+        "testsuite",
+        name=_clean(f"oncekey verify {template.method} {origin}{template.path}"),
+        tests=str(len(verification.records)),
+        failures=str(violated + (unseen if strict else 0)),
+        errors="0",
+        skipped=str(0 if strict else unseen),
+        time=f"{verification.seconds:.3f}",
+        timestamp=verification.began_at.isoformat(timespec="seconds"),
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    facts = {"profile": verification.profile.name, "requests": str(verification.requests)}
+    for name, value in facts.items():
+        ElementTree.SubElement(properties, "property", name=name, value=value)
+    for record in verification.records:
+        suite.append(_case(record, origin, strict))
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    text = ElementTree.tostring(suites, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+def _case(record: ProbeRecord, origin: str, strict: bool) -> ElementTree.Element:
+    verdict = record.verdict
+    case = ElementTree.Element(
+        "testcase",
+        classname="oncekey.verify",
+        name=verdict.guarantee.slug,
+        time=f"{record.seconds:.3f}",
+    )
+    if verdict.status is Status.VIOLATED:
+        failure = ElementTree.SubElement(
+            case,
+            "failure",
+            type=verdict.violations[0].fault.slug,
+            message=_clean(verdict.summary),
+        )
+        failure.text = _clean(_failure_text(verdict, origin))
+    elif verdict.status is Status.NOT_OBSERVABLE:
+        message = _clean(f"not observable: {verdict.summary}")
+        if strict:
+            failure = ElementTree.SubElement(case, "failure", type="not-observable")
+            failure.set("message", message)
+            failure.text = _clean(verdict.advice)
+        else:
+            message = f"{message} {verdict.advice}".strip()
+            ElementTree.SubElement(case, "skipped", message=_clean(message))
+    else:
+        output = ElementTree.SubElement(case, "system-out")
+        output.text = _clean(f"{verdict.summary}\nn = {verdict.n}; {verdict.window}")
+    return case
+
+
+def _failure_text(verdict: Verdict, origin: str) -> str:
+    parts = []
+    for violation in verdict.violations:
+        fault = violation.fault
+        parts.append(f"{fault.title}: {violation.what}")
+        parts.append(f"cause: {fault.cause}")
+        parts.append(f"mend: {remedy(fault)}")
+        parts += [line for entry in story(violation.exchanges, origin) for line in _lines(entry)]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _lines(entry: ShownEntry) -> list[str]:
+    times = f"  # {entry.count} times together" if entry.together else ""
+    note = f"# {entry.note}" if entry.note else "#"
+    answers = []
+    for answer in entry.answers:
+        share = f" ({answer.count} of {entry.count})" if entry.together else ""
+        answers.append(f"# -> {answer.outcome}{share} {answer.body}".rstrip())
+    return [note, f"{entry.curl}{times}", *answers]
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)
