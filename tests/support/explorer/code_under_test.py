@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from oncekey.core import attempt_flow, heartbeat_flow, state_machine
 from oncekey.core.commands import Claim, Reply
 from oncekey.core.effects import AttemptOutcome, Effect, Grant
-from oncekey.core.policy import PolicyTimes
 from oncekey.core.record import Record
 from oncekey.core.state_machine import Decision
 
@@ -23,7 +22,8 @@ class CodeUnderTest:
 
     decide: Callable[..., Decision]  # (record, command, now, floor)
     is_garbage: Callable[[Record, int], bool]
-    attempt: Callable[[Claim, PolicyTimes, bool], Generator[Effect, object, AttemptOutcome]]
+    # (claim, times, recoverable, arguments)
+    attempt: Callable[..., Generator[Effect, object, AttemptOutcome]]
     heartbeat: Callable[[Grant], Generator[Effect, object, None]]
     reply_to_duplicate: Callable[[Claim, Reply, Claim], Reply | None]
 

@@ -57,13 +57,15 @@ def _is_only_noted(before: Record, wrote: Record) -> bool:
 
 def i2_one_finish(change: Change) -> str | None:
     """I2: only the owner finishes, pending or given up as unknown; a finished record never changes
-    until it expires."""
+    until it expires, unless an operator frees a failed one."""
     before, wrote = change.before, change.wrote
     if before is None or wrote is None or _is_only_noted(before, wrote):
         return None
+    command = change.command
+    if isinstance(command, Resolve) and command.expected is State.FAILED is before.state:
+        return None  # an operator frees what has failed, and a new generation begins
     if is_live(before, change.now) and before.state in ENDED:
         return f"finished as {describe_record(before)}, changed to {describe_record(wrote)}"
-    command = change.command
     decided = isinstance(command, (Resolve, Finish, Release))
     if is_live(before, change.now) and before.state is State.UNKNOWN and not decided:
         return f"unknown was left by something else than a decision: {describe_record(wrote)}"
@@ -148,8 +150,11 @@ def i7_mismatch_exactly(change: Change) -> str | None:
     before, command = change.before, change.command
     if not isinstance(command, Claim):
         return None
-    bound = before is not None and is_live(before, change.now) and before.state is not State.ABSENT
-    differs = bound and before is not None and before.fingerprint != command.fingerprint
+    differs = False
+    if before is not None and is_live(before, change.now):
+        # A freed key stays bound to its request if steps of it were saved.
+        bound = before.state is not State.ABSENT or bool(before.steps)
+        differs = bound and before.fingerprint != command.fingerprint
     if differs == isinstance(change.reply, Mismatched):
         return None
     return f"the fingerprints {'differ' if differs else 'agree'}, the reply is {change.reply}"

@@ -15,9 +15,9 @@ from oncekey.core.record import State
 from oncekey.core.state_machine import state_now
 
 
-def operator(name: str) -> Generator[Effect, object, None]:
+def operator(name: str, key: bytes = KEY) -> Generator[Effect, object, None]:
     """Decides an unknown key once; leaves any other alone."""
-    result = yield Look(KEY)
+    result = yield Look(key)
     assert isinstance(result, CommandResult)
     seen = result.reply
     if not isinstance(seen, Seen) or seen.record is None:
@@ -29,4 +29,4 @@ def operator(name: str) -> Generator[Effect, object, None]:
     if isinstance(found, Recovered):
         note = f"{name} {found.note}"
         shown = (State.UNKNOWN, record.lease_until)
-        yield Resolve(KEY, record.fence, found.state, found.body, note, *shown)
+        yield Resolve(key, record.fence, found.state, found.body, note, *shown)
