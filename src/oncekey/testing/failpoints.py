@@ -13,16 +13,19 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args, overload
 
 from oncekey.core.commands import Claim, Command
+from oncekey.core.step_flow import RETRY_MAX_US
 from oncekey.core.store import AsyncStore, Store
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore
 from oncekey.testing.sync_facade import is_async
 
 Verb = Literal["claim", "finish", "release", "renew", "save_step", "look", "resolve", "any"]
+PAUSE_BEGINS_SECONDS: Final = 2.0  # within this time after a failed call
 VERBS: Final[tuple[str, ...]] = get_args(Verb)
 
 
@@ -132,7 +135,10 @@ class Failpoints:
                 if point.is_reached(verb_of(command))
             ]
             self._points = [point for point in self._points if point not in reached]
-        return reached[0].fault if reached else None
+        fault = reached[0].fault if reached else None
+        if fault in (Fault.LOSE_REPLY, Fault.REFUSE) and self.clock is not None:
+            threading.Thread(target=_pass_pause, args=(self.clock,), daemon=True).start()
+        return fault
 
     def _add(
         self, before: str | None, after: str | None, nth: int, early: Fault, late: Fault
@@ -147,6 +153,14 @@ class Failpoints:
         fault = early if before is not None else late
         with self._lock:
             self._points.append(_Failpoint(verb, nth, fault))
+
+
+def _pass_pause(clock: FakeClock) -> None:
+    """Moves the clock over the pause that an engine makes before it repeats a call; otherwise it
+    would last until the test moves the clock, and the test waits for the engine."""
+    with suppress(AssertionError):  # it makes none
+        clock.wait_until_due(RETRY_MAX_US, timeout=PAUSE_BEGINS_SECONDS)
+        clock.advance(RETRY_MAX_US)
 
 
 def verb_of(command: Command) -> str:

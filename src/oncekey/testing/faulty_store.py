@@ -30,6 +30,8 @@ from oncekey.core.store import (
 )
 
 ARRIVE_SECONDS = 30.0
+# What a store may have besides its protocol; a faulty one has them if the wrapped store does.
+_OPTIONAL = frozenset({"lease_min", "outcome_max", "reopen", "sweep_lag", "terms_max"})
 
 
 class Fault(enum.Enum):
@@ -68,6 +70,11 @@ class _Scripted:
         self._held = 0
         self._late: list[tuple[Command, ...]] = []
         self._dead: set[bytes] = set()  # the owners that have crashed
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OPTIONAL:
+            return getattr(self.__dict__["inner"], name)
+        raise AttributeError(f"a {type(self).__name__} has no {name}")
 
     def _next(self, commands: Sequence[Command]) -> Fault | Exception | None:
         with self._changed:

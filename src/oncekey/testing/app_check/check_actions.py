@@ -17,7 +17,7 @@ from oncekey.testing.app_check.sample_request import Answer, AnswerKind, Submiss
 from oncekey.testing.failpoints import Failpoints
 
 # A client that is told that its key is held asks again so often, and then gives up.
-RETRIES_MAX: Final = 200
+RETRIES_MAX: Final = 60
 
 
 class Gate(Protocol):
@@ -105,6 +105,10 @@ class Story:
     def begin(self) -> Steps:
         """Begins a new operation: earlier exchanges and effects do not belong to it."""
         self._exchanges = []
+        yield from self.count_from_here()
+
+    def count_from_here(self) -> Steps:
+        """Lets `effects` count what happens from now on."""
         self._effects_before = yield CountEffects()
 
     def submission(self) -> Submission:
@@ -140,7 +144,7 @@ class Story:
         return answer
 
     def effects(self) -> Generator[Action, Any, int]:
-        """How many effects there were since `begin`."""
+        """How many effects there were since `begin` or `count_from_here`."""
         now: int = yield CountEffects()
         return now - self._effects_before
 

@@ -33,6 +33,7 @@ HOLD_SECONDS: Final = 0.3  # for duplicates that wait for the one that is held
 ANSWER_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 0.01
 _POLL_SECONDS: Final = 0.001
+_LEAVE_SECONDS: Final = 0.05
 # With the usual 5 ms a short handler would end before another thread began.
 _SWITCH_SECONDS: Final = 1e-5
 
@@ -104,7 +105,7 @@ class _ThreadDriver:
             return no_answer(error)
         if isinstance(answer, Answer):
             return answer
-        answer.close()
+        answer.drop()
         raise ConfigurationError("this client is async; await assert_idempotent_async(...)")
 
     def _send_together(self, submissions: tuple[Submission, ...], gate: Gate | None) -> Together:
@@ -195,12 +196,9 @@ class _TaskDriver:
     async def _send(self, submission: Submission) -> Answer:
         try:
             answer = self._senders[submission.client](submission)
-            if isinstance(answer, Awaitable):
-                answer = await answer
+            return answer if isinstance(answer, Answer) else await answer.answer()
         except Exception as error:  # of the app: some clients raise what it raised
             return no_answer(error)
-        assert isinstance(answer, Answer)
-        return answer
 
     async def _send_together(
         self, submissions: tuple[Submission, ...], gate: Gate | None
@@ -231,8 +229,10 @@ class _TaskDriver:
             await asyncio.wait([task], timeout=_POLL_SECONDS)
         left = not task.done()
         task.cancel()
-        await asyncio.wait([task])
+        # A handler in a thread is waited for also by a request that is cancelled.
+        await asyncio.wait([task], timeout=_LEAVE_SECONDS)
         gate.release()
+        await asyncio.wait([task], timeout=ANSWER_SECONDS)
         return LEFT if left else THROWN_AWAY
 
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError, InFlight, Mismatch, OncekeyError, OutcomeUnknown
+from oncekey.queues.disposition import Disposition, Kind
 from oncekey.testing.app_check.sample_request import (
     Answer,
     AnswerKind,
@@ -28,7 +29,28 @@ CONFLICT: Final = 409
 UNKNOWN_CODE: Final = "outcome-unknown"
 
 Exchange = Callable[[SampleRequest, dict[str, str]], Any]  # a response, or one to await
-Send = Callable[[Submission], Any]  # an Answer, or one to await
+
+
+class PendingAnswer:
+    """The answer of an async client, to be awaited once, or dropped by a caller that cannot."""
+
+    def __init__(self, response: Awaitable[Any], read: Callable[[Any], Answer]) -> None:
+        self._response = response
+        self._read = read
+
+    async def answer(self) -> Answer:
+        try:
+            return self._read(await self._response)
+        except OncekeyError as error:
+            return _refusal(error)
+
+    def drop(self) -> None:
+        close = getattr(self._response, "close", None)
+        if close is not None:
+            close()
+
+
+Send = Callable[[Submission], Answer | PendingAnswer]
 
 
 def sender_of(client: Any, *, header: str, more: Mapping[str, str] | None = None) -> Send:
@@ -39,7 +61,7 @@ def sender_of(client: Any, *, header: str, more: Mapping[str, str] | None = None
         return _function_sender(client)
     http_exchange, read_response = exchange, read
 
-    def send(submission: Submission) -> Any:
+    def send(submission: Submission) -> Answer | PendingAnswer:
         request = submission.request
         if not isinstance(request, SampleRequest):
             raise ConfigurationError(
@@ -48,14 +70,10 @@ def sender_of(client: Any, *, header: str, more: Mapping[str, str] | None = None
         headers = request.sent_headers({**(more or {}), header: submission.key})
         response = http_exchange(request, headers)
         if isinstance(response, Awaitable):
-            return _awaited(response, read_response)
+            return PendingAnswer(response, read_response)
         return read_response(response)
 
     return send
-
-
-async def _awaited(response: Awaitable[Any], read: Callable[[Any], Answer]) -> Answer:
-    return read(await response)
 
 
 def _exchange_of(client: Any) -> tuple[Exchange, Callable[[Any], Answer]] | tuple[None, None]:
@@ -146,24 +164,29 @@ def _code_of(body: bytes) -> object:
 
 
 def _function_sender(function: Callable[[str, Any], Any]) -> Send:
-    def send(submission: Submission) -> Any:
+    def send(submission: Submission) -> Answer | PendingAnswer:
         try:
             value = function(submission.key, submission.request)
         except OncekeyError as error:
             return _refusal(error)
-        return _awaited_value(value) if isinstance(value, Awaitable) else _returned(value)
+        return PendingAnswer(value, _returned) if isinstance(value, Awaitable) else _returned(value)
 
     return send
 
 
-async def _awaited_value(value: Awaitable[Any]) -> Answer:
-    try:
-        return _returned(await value)
-    except OncekeyError as error:
-        return _refusal(error)
+_DISPOSITIONS: Final = {
+    Kind.REMOVE: AnswerKind.SUCCESS,
+    Kind.HIDE: AnswerKind.IN_FLIGHT,
+    Kind.PARK: AnswerKind.UNKNOWN,
+    Kind.DEAD_LETTER: AnswerKind.REFUSED,
+}
 
 
 def _returned(value: Any) -> Answer:
+    """What a function returned; of a consumer that is what becomes of the message."""
+    if isinstance(value, Disposition):
+        kind = _DISPOSITIONS.get(value.kind, AnswerKind.FAILED)
+        return Answer(kind, f"{value.kind}: {value.reason}".rstrip(": "), value.kind)
     return Answer(AnswerKind.SUCCESS, f"returned {shortened(repr(value))}", value)
 
 
