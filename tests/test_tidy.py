@@ -163,7 +163,7 @@ def base_names() -> dict[str, list[str]]:
     """Module name -> the packages that have one, below src/oncekey."""
     found: dict[str, list[str]] = {}
     for name in SOURCES:
-        path = Path(name).relative_to("src/oncekey")
+        path = Path(name.removeprefix("src/").removeprefix("oncekey/"))
         if not path.stem.startswith("__"):
             found.setdefault(path.stem, []).append(path.parent.as_posix())
     return found

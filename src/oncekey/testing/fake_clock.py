@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 _STORE_EPOCH_US = 1_700_000_000_000_000
 _GLANCE_SECONDS = 0.001
@@ -24,7 +25,12 @@ class _FakeTimer:
     def cancel(self) -> None:
         self.cancelled = True
 
-    def fire(self) -> None:
+    def start(self) -> None:
+        """Has its event loop call it. A loop that is closed meanwhile has nobody left to call."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._fire)
+
+    def _fire(self) -> None:
         if not self.cancelled:
             self.call()
 
@@ -79,12 +85,11 @@ class FakeClock:
         """Moves the clock ahead: wakes sleeping threads and fires the timers of event loops."""
         with self._changed:
             self._now += us
-            due = sorted(
-                (t for t in self._timers if t.due <= self._now), key=lambda timer: timer.due
-            )
-            self._timers = [t for t in self._timers if t.due > self._now and not t.cancelled]
+            alive = [timer for timer in self._timers if not timer.cancelled]
+            due = sorted((t for t in alive if t.due <= self._now), key=lambda timer: timer.due)
+            self._timers = [timer for timer in alive if timer.due > self._now]
         for timer in due:
-            timer.loop.call_soon_threadsafe(timer.fire)
+            timer.start()
 
     def wait_until_due(self, within: int, count: int = 1, timeout: float = 10.0) -> None:
         """Blocks until `count` threads or timers wait that `advance(within)` would wake."""

@@ -30,6 +30,8 @@ from oncekey.core.store import (
 )
 
 ARRIVE_SECONDS = 30.0
+# What a store may have besides its protocol; a faulty one has them if the wrapped store does.
+_OPTIONAL = frozenset({"lease_min", "outcome_max", "reopen", "sweep_lag", "terms_max"})
 
 
 class Fault(enum.Enum):
@@ -41,6 +43,14 @@ class Fault(enum.Enum):
     APPLY_LATE = "not applied now, but when `deliver` is called"
     HOLD_BEFORE = "waits for `release`, then goes on"
     HOLD_AFTER = "applied, then waits for `release` before it answers"
+    CRASH_BEFORE = "not applied, and whoever sent it is dead"
+    CRASH_AFTER = "applied, and whoever sent it is dead"
+
+
+class SimulatedCrash(Exception):
+    """The owner of a command is dead: neither this command nor any later one of the same owner
+    gets an answer. Whatever the code that gets this error still does, the store learns nothing of
+    it, as after the end of a process."""
 
 
 Script = (
@@ -59,6 +69,12 @@ class _Scripted:
         self._changed = threading.Condition()
         self._held = 0
         self._late: list[tuple[Command, ...]] = []
+        self._dead: set[bytes] = set()  # the owners that have crashed
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OPTIONAL:
+            return getattr(self.__dict__["inner"], name)
+        raise AttributeError(f"a {type(self).__name__} has no {name}")
 
     def _next(self, commands: Sequence[Command]) -> Fault | Exception | None:
         with self._changed:
@@ -67,9 +83,32 @@ class _Scripted:
             self._changed.notify_all()
         if self.down:
             return Fault.REFUSE
+        if any(getattr(command, "owner", None) in self._dead for command in commands):
+            return Fault.CRASH_BEFORE
         if isinstance(self.script, Mapping):
             return self.script.get(number)
         return self.script(number, commands)
+
+    def _fail_before(self, fault: Fault | Exception | None, commands: Sequence[Command]) -> None:
+        """Raises what a call raises that is not applied."""
+        if isinstance(fault, Exception):
+            raise fault
+        if fault in (Fault.REFUSE, Fault.VANISH, Fault.APPLY_LATE):
+            raise self._refused(fault, commands)
+        if fault is Fault.CRASH_BEFORE:
+            raise self._crash(fault, commands)
+
+    def _fail_after(self, fault: Fault | Exception | None, commands: Sequence[Command]) -> None:
+        """Raises what a call raises that was applied."""
+        if fault is Fault.LOSE_REPLY:
+            raise self._refused(fault, commands)
+        if fault is Fault.CRASH_AFTER:
+            raise self._crash(fault, commands)
+
+    def _crash(self, fault: Fault, commands: Sequence[Command]) -> SimulatedCrash:
+        owners = [getattr(command, "owner", None) for command in commands]
+        self._dead.update(owner for owner in owners if owner is not None)
+        return SimulatedCrash(f"injected: {fault.value}")
 
     def _refused(self, fault: Fault, commands: Sequence[Command]) -> StoreUnavailable:
         if fault is Fault.APPLY_LATE:
@@ -80,6 +119,11 @@ class _Scripted:
         with self._changed:
             self._held += change
             self._changed.notify_all()
+
+    @property
+    def held(self) -> int:
+        """How many calls are held."""
+        return self._held
 
     def wait_held(self, count: int = 1) -> None:
         """Blocks until `count` calls are held."""
@@ -122,17 +166,13 @@ class FaultyStore(_Scripted):
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         fault = self._next(commands)
-        if isinstance(fault, Exception):
-            raise fault
-        if fault in (Fault.REFUSE, Fault.VANISH, Fault.APPLY_LATE):
-            raise self._refused(fault, commands)
+        self._fail_before(fault, commands)
         if fault is Fault.HOLD_BEFORE:
             self._hold()
         replies = self.inner.apply(commands)
         if fault is Fault.HOLD_AFTER:
             self._hold()
-        if fault is Fault.LOSE_REPLY:
-            raise self._refused(fault, commands)
+        self._fail_after(fault, commands)
         return replies
 
     def _hold(self) -> None:
@@ -216,17 +256,13 @@ class AsyncFaultyStore(_Scripted):
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         fault = self._next(commands)
-        if isinstance(fault, Exception):
-            raise fault
-        if fault in (Fault.REFUSE, Fault.VANISH, Fault.APPLY_LATE):
-            raise self._refused(fault, commands)
+        self._fail_before(fault, commands)
         if fault is Fault.HOLD_BEFORE:
             await self._hold()
         replies = await self.inner.apply(commands)
         if fault is Fault.HOLD_AFTER:
             await self._hold()
-        if fault is Fault.LOSE_REPLY:
-            raise self._refused(fault, commands)
+        self._fail_after(fault, commands)
         return replies
 
     async def _hold(self) -> None:
