@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,7 +40,7 @@ class CheckSettings:
     """
 
     profile: Profile = PROFILE_DEFAULT
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     other_caller: Caller | None = None
     bad_caller: Caller | None = None
     effects: EffectCounter | None = None
