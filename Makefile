@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services hammer-postgres hammer-stores lock docs docs-site clean
+.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -84,6 +84,15 @@ hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 
 hammer-stores: setup ## the long hammer on Valkey, a Valkey Cluster, Redis and etcd (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_redis_and_etcd_hammer.py -s --timeout 1800
+
+verify-broken: setup ## the verifier on fourteen servers with one fault each, and on one without (minutes)
+	@$(BIN)/python -m bench.verifier.broken_servers
+
+verify-demo: setup ## the verifier on the demo, 20 times: no false alarm (minutes)
+	@$(BIN)/python -m bench.verifier.false_alarms
+
+verify-peers: $(VENV)/.bench ## the verifier on published middlewares; writes docs/explanation/verified-peers.md (minutes)
+	@$(BIN)/python -m bench.verifier.comparison
 
 docs: setup ## write the pages in docs/ that are generated from code
 	@$(BIN)/python -m docs_build.state_machine_page
