@@ -36,6 +36,7 @@ _SENT_ANEW = {"content-length", "host", "connection", "user-agent", "accept-enco
 class CheckSettings:
     """What the checks cannot read from a request.
 
+    key_header       the header for keys of every POST and PATCH whose document does not name it
     caller_headers   the names of headers that say who calls; reports hide their values
     """
 
@@ -44,6 +45,7 @@ class CheckSettings:
     other_caller: Caller | None = None
     bad_caller: Caller | None = None
     effects: EffectCounter | None = None
+    key_header: str | None = None
     caller_headers: frozenset[str] = frozenset({"authorization", "cookie", "x-api-key"})
 
 
@@ -80,6 +82,8 @@ def check_name(probe: Probe) -> str:
 def _register(probe: Probe) -> Callable[[Any, Any, Any], bool | None]:
     def check(ctx: Any, response: Any, case: Any) -> bool | None:
         header = key_header_of(case.operation)
+        if header is None and case.method.upper() in ("POST", "PATCH"):
+            header = _state.settings.key_header
         if header is None or not 200 <= response.status_code < 300:
             return True  # not about keys; True tells schemathesis that the check does not apply
         if probe.guarantee in _state.settings.profile.leaves_out:
