@@ -1,0 +1,125 @@
+"""Requests from an OpenAPI document: schemathesis generates them, the API decides which it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.verified_apis import served_broken
+
+from oncekey.verify.openapi_requests import (
+    FoundRequests,
+    OpenAPIChoice,
+    OpenAPIProblem,
+    choose_operation,
+    find_requests,
+    key_header_of,
+    load_document,
+    parse_field,
+)
+from oncekey.verify.probe import Budget, Limits
+from oncekey.verify.profile import IETF
+from oncekey.verify.target import Caller, Target, Variant
+
+KEY = {"name": "Idempotency-Key", "in": "header", "required": True, "schema": {"type": "string"}}
+
+
+def budget() -> Budget:
+    return Budget(100, time.monotonic() + 60)
+
+
+async def found(choice: OpenAPIChoice, target: Target) -> FoundRequests:
+    return await find_requests(choice, target, IETF, Limits(), budget())
+
+
+def test_a_request_that_the_api_accepts_is_found_by_trying() -> None:
+    async def main() -> None:
+        async with served_broken("correct") as target:
+            document = f"{target.origin}/openapi.json"
+            choice = OpenAPIChoice(document, "POST /payments", fields={"seconds": 0})
+            requests = await found(choice, replace(target, variants={}))
+        main = requests.variants[Variant.MAIN]
+        assert (main.method, main.path) == ("POST", "/payments")
+        assert json.loads(main.body)["seconds"] == 0
+        assert requests.variants[Variant.OTHER_BODY].body != main.body
+        assert Variant.REJECTED in requests.variants
+        assert not {name.lower() for name, _ in main.headers} & {"authorization", "user-agent"}
+        assert "does not mention a key" in requests.note
+
+    asyncio.run(main())
+
+
+def test_fields_may_have_placeholders() -> None:
+    async def main() -> None:
+        async with served_broken("correct") as target:
+            fields = {"order": "{{unique}}", "seconds": 0, "provider": "accepts"}
+            choice = OpenAPIChoice(f"{target.origin}/openapi.json", "POST /payments", fields=fields)
+            requests = await found(choice, replace(target, variants={}))
+        assert "{{unique}}" in requests.variants[Variant.MAIN].body
+
+    asyncio.run(main())
+
+
+def test_an_api_that_accepts_nothing_is_named_with_what_it_answered() -> None:
+    async def main() -> None:
+        async with served_broken("correct") as target:
+            stranger = replace(target, variants={}, caller=Caller("nobody"))
+            choice = OpenAPIChoice(f"{target.origin}/openapi.json", "POST /payments")
+            with pytest.raises(OpenAPIProblem, match="401"):
+                await found(choice, stranger)
+
+    asyncio.run(main())
+
+
+def document(**operation: Any) -> dict[str, Any]:
+    responses = {"201": {"description": "made"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "shop", "version": "1"},
+        "paths": {"/orders": {"post": {"responses": responses, **operation}}},
+    }
+
+
+def write(folder: Path, content: dict[str, Any]) -> str:
+    path = folder / "openapi.json"
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_an_operation_is_chosen_by_id_or_by_method_and_path(tmp_path: Path) -> None:
+    schema = load_document(write(tmp_path, document(operationId="placeOrder", parameters=[KEY])))
+    for name in ("placeOrder", "POST /orders"):
+        assert key_header_of(choose_operation(schema, name)) == "Idempotency-Key"
+    with pytest.raises(OpenAPIProblem, match=r"there are: POST /orders \(placeOrder\)"):
+        choose_operation(schema, "charge")
+
+
+def test_an_operation_without_a_key_has_no_key_header(tmp_path: Path) -> None:
+    schema = load_document(write(tmp_path, document()))
+    assert key_header_of(choose_operation(schema, "POST /orders")) is None
+
+
+def test_a_file_that_is_no_openapi_document_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OpenAPIProblem, match="not a usable OpenAPI document"):
+        load_document(write(tmp_path, {"a": 1}))
+    with pytest.raises(OpenAPIProblem, match="not a usable OpenAPI document"):
+        load_document(str(tmp_path / "missing.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [("a=1", ("a", 1)), ("a=x", ("a", "x")), ('a={"b": 2}', ("a", {"b": 2})), ("a=", ("a", ""))],
+)
+def test_a_field_has_a_json_value_or_a_text(text: str, parsed: tuple[str, Any]) -> None:
+    assert parse_field(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["a", "=1", ""])
+def test_a_field_without_a_name_or_value_is_refused(text: str) -> None:
+    with pytest.raises(OpenAPIProblem, match="NAME=VALUE"):
+        parse_field(text)
