@@ -1,4 +1,4 @@
-"""Requests from an OpenAPI document: schemathesis generates them, the API decides which it takes."""
+"""Requests from an OpenAPI document: schemathesis generates them, the API says which it takes."""
 
 from __future__ import annotations
 

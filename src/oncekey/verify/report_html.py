@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oncekey.http.missing_dependency import needs
-from oncekey.verify.exchange_drawing import KINDS, ROW, WIDTH, Drawing, draw, largest_round
+from oncekey.verify.exchange_chart import KINDS, ROW, WIDTH, Drawing, draw, largest_round
 from oncekey.verify.remedies import remedy
 from oncekey.verify.shown_exchange import ShownEntry, story
 from oncekey.verify.target import Variant

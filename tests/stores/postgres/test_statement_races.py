@@ -44,8 +44,8 @@ SOAK_ONLY = {
 }
 
 
-# The default, `insert`, always plays all races; the other set-ups share them out in `make test`, and
-# play all of them in `make soak`.
+# The default, `insert`, always plays all races; the other set-ups share them out in `make test`,
+# and play all of them in `make soak`.
 SHARES = {"row_lock": 0, "advisory_lock": 1, "insert, in batches": 2, "portable": 3, "ring": 4}
 
 
