@@ -84,7 +84,9 @@ class Operation:
             *((name, text.encode("utf-8")) for name, text in who.headers),
             (self.target.key_header, key),
         )
-        hidden = tuple((text.encode("utf-8"), f"{name} of the {who.name}") for name, text in who.headers)
+        hidden = tuple(
+            (text.encode("utf-8"), f"{name} of the {who.name}") for name, text in who.headers
+        )
         body = fill(template.body, known).encode("utf-8")
         return WireRequest(template.method, fill(template.path, known), headers, body, hidden)
 
