@@ -103,9 +103,8 @@ class KeyedServer:
     async def operate(self, received: Received) -> Reply:
         self.effects[received.order] += 1
         number = sum(self.effects.values())
-        await _let_others_run()
-        if received.body.get("until") == "left":
-            await received.has_left.wait()
+        await let_others_run()
+        await self.until_left(received)
         await self.until_arrived(received.key, received.body.get("arrivals", 1))
         if received.body.get("reply") == "empty":
             return Reply(204)
@@ -114,7 +113,16 @@ class KeyedServer:
             answer["text"] = "x" * LARGE_BYTES
         return Reply(201, json.dumps(answer).encode())
 
+    async def after_reply(self, received: Received, *, was_reset: bool) -> None:
+        """Is called when the client has gone, after its reply was written."""
+
     # --- the rest -------------------------------------------------------------------------------
+
+    async def until_left(self, received: Received) -> None:
+        """Wait until the client of a first request has left, if the request says so."""
+        is_first = self.arrivals[received.key].number == 1
+        if is_first and received.body.get("until") == "left":
+            await received.has_left.wait()
 
     async def until_arrived(self, key: str, number: int) -> None:
         """Wait until so many requests with this key have come."""
@@ -128,8 +136,8 @@ class KeyedServer:
         self._tasks.add(task)
         try:
             await self._serve(reader, writer)
-        except OSError:
-            pass  # the client has left
+        except (OSError, asyncio.CancelledError):
+            pass  # the client has left, or the server ends
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -145,9 +153,14 @@ class KeyedServer:
             arrivals.changed.notify_all()
         watch = asyncio.create_task(_watch(reader, received.has_left))
         try:
-            reply = await self.respond(received)
+            await self._answer(parser, writer, await self.respond(received))
+            await self.after_reply(received, was_reset=await watch)
         finally:
             watch.cancel()
+
+    async def _answer(
+        self, parser: h11.Connection, writer: asyncio.StreamWriter, reply: Reply
+    ) -> None:
         headers = [("Content-Length", str(len(reply.body))), ("Connection", "close")]
         if reply.status == 204:
             headers = headers[1:]
@@ -160,7 +173,7 @@ class KeyedServer:
         await writer.drain()
 
 
-async def _let_others_run() -> None:
+async def let_others_run() -> None:
     """Requests that are already on their sockets are read meanwhile."""
     for _ in range(20):
         await asyncio.sleep(0)
@@ -183,12 +196,15 @@ async def _read(parser: h11.Connection, reader: asyncio.StreamReader) -> Receive
             return Received(key, json.loads(bytes(body) or b"{}"), asyncio.Event())
 
 
-async def _watch(reader: asyncio.StreamReader, has_left: asyncio.Event) -> None:
+async def _watch(reader: asyncio.StreamReader, has_left: asyncio.Event) -> bool:
+    """Wait until the client has gone; True if it left by a reset."""
     try:
         await reader.read(1)
+        return False
     except OSError:
-        pass
-    has_left.set()
+        return True
+    finally:
+        has_left.set()
 
 
 @dataclass

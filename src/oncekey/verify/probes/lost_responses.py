@@ -14,6 +14,7 @@ from typing import ClassVar
 from oncekey.verify.probe import ProbeRun
 from oncekey.verify.probes.outcome_evidence import (
     HOW_TO_COUNT_LOST,
+    HOW_TO_GIVE_SLOW,
     cannot_count,
     count_effects,
     is_busy,
@@ -136,8 +137,8 @@ class Disconnect:
         if not _sees_lost_responses(run):
             return _only_responses_are_counted(self.guarantee)
         plans = [(Variant.MAIN, plain.seconds, part) for part in LEAVE_AFTER]
-        if run.has(Variant.SLOW):
-            slow = await _slow_seconds(run)
+        slow = await _slow_seconds(run)
+        if slow is not None:
             plans = [(Variant.SLOW, slow, 0.5)] * SLOW_LEAVES + plans
         returns: list[Return] = []
         ends_at = time.monotonic() + LEAVING_SECONDS
@@ -151,7 +152,9 @@ class Disconnect:
             if found is not None:
                 return violated(self.guarantee, [found], n=len(returns) + 1, window=_where([done]))
             returns.append(done)
-        return self._conclusion(returns, has_slow=run.has(Variant.SLOW))
+            if done.was_left and done.is_blocked:
+                break
+        return self._conclusion(returns, has_slow=slow is not None)
 
     def _conclusion(self, returns: list[Return], *, has_slow: bool) -> Verdict:
         blocked = [done for done in returns if done.was_left and done.is_blocked]
@@ -169,7 +172,7 @@ class Disconnect:
             return not_observable(
                 self.guarantee,
                 "no client left an operation that had begun",
-                "Give a slow request, whose handler takes a second or more.",
+                HOW_TO_GIVE_SLOW,
             )
         return holds(
             self.guarantee,
@@ -204,13 +207,19 @@ async def _come_back(run: ProbeRun, operation: Operation, left: Exchange) -> Ret
     return Return(operation, left, before, retry, effects)
 
 
-async def _slow_seconds(run: ProbeRun) -> float:
-    """Return how long the handler of the slow request takes: as was said, or measured."""
-    if run.target.slow_seconds is not None:
-        return run.target.slow_seconds
-    operation = await run.operation(Variant.SLOW)
-    exchange = await run.send(operation.request(), "to measure the slow handler")
-    return exchange.answered_at - exchange.sent_at
+async def _slow_seconds(run: ProbeRun) -> float | None:
+    """Return how long the handler of the slow request takes: as was said, or measured.
+
+    None if there is none, or if it takes longer than anybody waits here.
+    """
+    if not run.has(Variant.SLOW):
+        return None
+    seconds = run.target.slow_seconds
+    if seconds is None:
+        operation = await run.operation(Variant.SLOW)
+        exchange = await run.send(operation.request(), "to measure the slow handler")
+        seconds = exchange.answered_at - exchange.sent_at
+    return seconds if seconds <= LEAVING_SECONDS else None
 
 
 def _lost_response_fault(run: ProbeRun, point: DropPoint, done: Return) -> Violation | None:

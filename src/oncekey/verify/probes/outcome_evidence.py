@@ -38,15 +38,19 @@ PAUSE_MAX_SECONDS = 2.0
 
 SEQUENCE = "one request after the other"
 
-HOW_TO_COUNT = "Say how effects are counted: by a URL, a command, a SQL query or ids in responses."
+HOW_TO_COUNT = (
+    "Say how effects are counted: --count-url, --count-command, --count-sql or --count-id, or the "
+    "table [effects]."
+)
 HOW_TO_COUNT_ONE = (
-    "Count the effects of one operation: use {{unique}} or {{key}} in the counter's URL, command "
-    "or query, or verify while nobody else uses the API."
+    "Count the effects of one operation, by {{unique}} or {{key}} in the URL or :unique in the "
+    "query, or verify while nobody else uses the API."
 )
 HOW_TO_COUNT_LOST = (
-    "Count effects by a URL, a command or a SQL query: ids in responses say nothing about an "
-    "operation whose response was lost."
+    "Count effects by --count-url, --count-command or --count-sql: ids in responses say nothing "
+    "about an operation whose response was lost."
 )
+HOW_TO_GIVE_SLOW = "Give one: --variant slow=BODY and --slow DURATION, or [variants.slow] and slow."
 
 
 @dataclass(frozen=True, slots=True)

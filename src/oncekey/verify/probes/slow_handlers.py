@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun
 from oncekey.verify.probes.outcome_evidence import (
+    HOW_TO_GIVE_SLOW,
     answers,
     cannot_count,
     count_effects,
@@ -88,11 +89,12 @@ class SlowHandler:
 
     async def run(self, run: ProbeRun) -> Verdict:
         if not run.has(Variant.SLOW) and not run.has(Variant.SLOW_FAILING):
+            return not_observable(self.guarantee, "there is no slow request", HOW_TO_GIVE_SLOW)
+        if (run.target.slow_seconds or 0.0) >= run.limits.timeout:
             return not_observable(
                 self.guarantee,
-                "there is no slow request",
-                "Give a slow request, whose handler works for longer than the API waits before it "
-                "takes an operation for dead.",
+                f"the slow request takes longer than a response may: {run.limits.timeout:g} s",
+                "Raise --timeout, or give a slow request that takes less.",
             )
         plain = await plain_retry(run, self.guarantee)
         if isinstance(plain, Verdict):
@@ -119,10 +121,10 @@ class SlowHandler:
         if slow is None or not slow.during or not slow.retry.is_success or slow.effects != 1:
             return not_observable(
                 self.guarantee,
-                "there is no slow request"
-                if slow is None
-                else f"nothing was sent while a slow request ran: {answers([slow.first])}",
-                "Give a slow request that succeeds after a second or more.",
+                "there is no slow request that succeeds"
+                if slow is None or not slow.retry.is_success
+                else f"nothing met the slow request: {answers([slow.first])}",
+                HOW_TO_GIVE_SLOW,
             )
         worked = slow.first.answered_at - slow.first.sent_at
         unseen.append(f"a time after which the API gives up that is longer than {worked:.1f} s")

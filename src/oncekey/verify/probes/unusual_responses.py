@@ -30,6 +30,8 @@ from oncekey.verify.verdict import (
 )
 
 RETRIES = 2
+# A smaller response is stored by everybody, and shows nothing.
+LARGE_MIN_BYTES = 64 * 1024
 # A retry that fails is repeated for so long: an API may store a response after it has sent it.
 STORE_SECONDS = 3.0
 
@@ -67,7 +69,7 @@ class NoContent:
             return not_observable(
                 self.guarantee,
                 f"the response of the no-content request has a body of {done.size} bytes",
-                "Give a no-content request that is answered by 204.",
+                _how_to_give(Variant.NO_CONTENT, "is answered by 204"),
             )
         if done.effects > 1:
             what = f"a request answered by {done.first.outcome()} without a body ran again"
@@ -96,17 +98,24 @@ class LargeResponse:
         done = await _retried(run, self.guarantee, Variant.LARGE, "has a large response")
         if isinstance(done, Verdict):
             return done
+        if done.size < LARGE_MIN_BYTES:
+            return not_observable(
+                self.guarantee,
+                f"the response of the large request has only {done.size} bytes",
+                _how_to_give(Variant.LARGE, f"is answered with {LARGE_MIN_BYTES} bytes or more"),
+            )
         if done.effects > 1:
             what = f"a request with a response of {done.size} bytes ran again"
             found = violation(Fault.RERUN_ON_LARGE, what, run, done.operation)
             return violated(self.guarantee, [found], n=RETRIES, window=done.window)
-        if done.retries[-1].is_success:
-            summary = f"a response of {done.size} bytes did not lead to a second effect"
-        else:
-            summary = (
-                f"a response of {done.size} bytes is not kept; a retry is told so by "
-                f"{done.retries[-1].outcome()}, and does not run"
-            )
+        last = done.retries[-1]
+        if last.status is not None and last.status >= 500:
+            what = f"a response of {done.size} bytes, and every retry fails: {last.outcome()}"
+            found = violation(Fault.SERVER_FAILED, what, run, done.operation)
+            return violated(self.guarantee, [found], n=RETRIES, window=done.window)
+        summary = f"a response of {done.size} bytes did not lead to a second effect"
+        if not last.is_success:
+            summary += f"; it is not kept, and a retry is told so by {last.outcome()}"
         return holds(
             self.guarantee,
             summary,
@@ -124,7 +133,7 @@ async def _retried(
         return not_observable(
             guarantee,
             f"there is no {variant} request",
-            f"Give a {variant} request, one that {what}.",
+            _how_to_give(variant, what),
         )
     plain = await plain_retry(run, guarantee)
     if isinstance(plain, Verdict):
@@ -137,7 +146,7 @@ async def _retried(
         return not_observable(
             guarantee,
             f"the {variant} request had no success or no effect: {first.outcome()}",
-            f"Give a {variant} request that succeeds and {what}.",
+            _how_to_give(variant, what),
         )
     retries = [await last_answer(run, request, "retry", patience=STORE_SECONDS)]
     while len(retries) < RETRIES:
@@ -145,13 +154,17 @@ async def _retried(
     effects = await count_effects(run, operation)
     if counted is None or effects is None:
         return cannot_count(run, guarantee)
-    if counted > 1 or all(is_busy(retry) for retry in retries):
+    if counted > 1 or is_busy(retries[-1]):
         return not_observable(
             guarantee,
             f"{counted} effects after one request, then {answers(retries)}",
             "Run again when the server has nothing else to do.",
         )
     return Retried(operation, first, tuple(retries), effects)
+
+
+def _how_to_give(variant: Variant, what: str) -> str:
+    return f"Give one that succeeds and {what}: --variant {variant}=BODY, or [variants.{variant}]."
 
 
 PROBES = (NoContent(), LargeResponse())
