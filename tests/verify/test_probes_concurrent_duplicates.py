@@ -35,6 +35,20 @@ class Keyless(KeyedServer):
         return await self.operate(received)
 
 
+class Restarting(KeyedServer):
+    """Forgets everything before its second request, as a restart does."""
+
+    async def respond(self, received: Received) -> Reply:
+        if sum(arrivals.number for arrivals in self.arrivals.values()) == 2:
+            self.records.clear()
+        return await super().respond(received)
+
+
+class RefusesRetries(KeyedServer):
+    async def respond(self, received: Received) -> Reply:
+        return IN_FLIGHT if received.key in self.records else await super().respond(received)
+
+
 class Waiting(KeyedServer):
     """Lets duplicates wait for the outcome of the first one."""
 
@@ -164,6 +178,17 @@ def test_a_server_without_keys_is_told_so_and_nothing_else() -> None:
     assert [e.note for e in verdict.violations[0].exchanges] == ["first request", "retry"]
 
 
+def test_a_server_that_forgot_its_keys_once_is_not_accused() -> None:
+    verdict = verdict_on(Restarting, PROBE)
+    assert verdict.status is Status.HOLDS, verdict.summary
+
+
+def test_a_server_that_refuses_every_retry_is_told_so() -> None:
+    verdict = verdict_on(RefusesRetries, PROBE)
+    assert_fault(verdict, Fault.NEVER_ANSWERED)
+    assert "its retry never does: 409" in verdict.summary
+
+
 def test_a_storm_of_409_is_not_a_pass() -> None:
     assert_fault(verdict_on(StormOf409, PROBE), Fault.NEVER_ANSWERED)
 
@@ -206,7 +231,7 @@ def test_a_request_that_does_not_succeed_shows_nothing() -> None:
 
     verdict = verdict_on(Strict, PROBE)
     assert verdict.status is Status.NOT_OBSERVABLE
-    assert verdict.summary == "the main request was not successful: 401"
+    assert verdict.summary == "the main request did not succeed: 401"
 
 
 def test_no_more_are_sent_together_than_the_limit_allows() -> None:

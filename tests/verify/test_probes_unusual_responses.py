@@ -56,6 +56,15 @@ class BlocksUnusual(Storing):
         return reply if 0 < len(reply.body) < LARGE_BYTES else IN_FLIGHT
 
 
+class LosesRecords(KeyedServer):
+    """Is restarted without its records before the first retry of an unusual request."""
+
+    async def respond(self, received: Received) -> Reply:
+        if "reply" in received.body and self.arrivals[received.key].number == 2:
+            self.records.clear()
+        return await super().respond(received)
+
+
 class FailsOnUnusual(Storing):
     def stored(self, reply: Reply) -> Reply | None:
         return reply if 0 < len(reply.body) < LARGE_BYTES else Reply(500)
@@ -103,3 +112,10 @@ def test_a_response_that_is_not_what_it_should_be_shows_nothing(probe: Probe) ->
     verdict = verdict_on(KeyedServer, probe, **usual)
     assert verdict.status is Status.NOT_OBSERVABLE
     assert "bytes" in verdict.summary
+
+
+@pytest.mark.parametrize("probe", [EMPTY, LARGE])
+def test_a_server_that_was_restarted_without_its_records_is_not_accused(probe: Probe) -> None:
+    verdict = verdict_on(LosesRecords, probe, **VARIANTS)
+    assert verdict.status is Status.NOT_OBSERVABLE
+    assert "not restarted meanwhile" in verdict.advice

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun, Together
+from oncekey.verify.probes.known_outcome import is_busy
 from oncekey.verify.probes.outcome_evidence import (
+    after_plain_retry,
     answers,
     cannot_count,
     count_effects,
-    is_busy,
     last_answer,
-    plain_retry,
     violation,
 )
 from oncekey.verify.recorded_exchange import Exchange
@@ -74,9 +74,9 @@ class ConcurrentDuplicates:
     )
 
     async def run(self, run: ProbeRun) -> Verdict:
-        plain = await plain_retry(run, self.guarantee)
-        if isinstance(plain, Verdict):
-            return plain
+        return await after_plain_retry(run, self.guarantee, lambda _: self._check(run))
+
+    async def _check(self, run: ProbeRun) -> Verdict:
         rounds: list[Round] = []
         ends_at = time.monotonic() + ROUNDS_SECONDS
         for size in [min(size, run.limits.concurrency) for _ in range(ROUNDS) for size in SIZES]:

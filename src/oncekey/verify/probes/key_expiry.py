@@ -7,10 +7,10 @@ import time
 from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun
+from oncekey.verify.probes.known_outcome import is_busy
 from oncekey.verify.probes.outcome_evidence import (
     cannot_count,
     count_effects,
-    is_busy,
     last_answer,
     plain_retry,
     violation,

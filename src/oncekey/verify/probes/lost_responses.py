@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun
+from oncekey.verify.probes.known_outcome import is_busy
 from oncekey.verify.probes.outcome_evidence import (
     HOW_TO_COUNT_LOST,
     HOW_TO_GIVE_SLOW,
+    after_plain_retry,
     cannot_count,
     count_effects,
-    is_busy,
     last_answer,
-    plain_retry,
     violation,
 )
 from oncekey.verify.raw_connection import DropPoint
@@ -83,9 +83,9 @@ class LostResponse:
     )
 
     async def run(self, run: ProbeRun) -> Verdict:
-        plain = await plain_retry(run, self.guarantee)
-        if isinstance(plain, Verdict):
-            return plain
+        return await after_plain_retry(run, self.guarantee, lambda _: self._check(run))
+
+    async def _check(self, run: ProbeRun) -> Verdict:
         if not _sees_lost_responses(run):
             return _only_responses_are_counted(self.guarantee)
         good: dict[DropPoint, int] = dict.fromkeys(DropPoint, 0)
@@ -131,12 +131,14 @@ class Disconnect:
     )
 
     async def run(self, run: ProbeRun) -> Verdict:
-        plain = await plain_retry(run, self.guarantee)
-        if isinstance(plain, Verdict):
-            return plain
+        return await after_plain_retry(
+            run, self.guarantee, lambda plain: self._check(run, plain.seconds)
+        )
+
+    async def _check(self, run: ProbeRun, main: float) -> Verdict:
         if not _sees_lost_responses(run):
             return _only_responses_are_counted(self.guarantee)
-        plans = [(Variant.MAIN, plain.seconds, part) for part in LEAVE_AFTER]
+        plans = [(Variant.MAIN, main, part) for part in LEAVE_AFTER]
         slow = await _slow_seconds(run)
         if slow is not None:
             plans = [(Variant.SLOW, slow, 0.5)] * SLOW_LEAVES + plans

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from oncekey.verify.probe import ProbeRun
+from oncekey.verify.probes.known_outcome import SEQUENCE, is_busy
 from oncekey.verify.recorded_exchange import Exchange, WireRequest
-from oncekey.verify.target import Operation, Variant
+from oncekey.verify.target import Operation
 from oncekey.verify.verdict import (
     Fault,
     Guarantee,
+    Status,
     Verdict,
     Violation,
     not_observable,
@@ -36,8 +38,6 @@ SHOWN_EXCHANGES = 8
 PAUSE_MIN_SECONDS = 0.05
 PAUSE_MAX_SECONDS = 2.0
 
-SEQUENCE = "one request after the other"
-
 HOW_TO_COUNT = (
     "Say how effects are counted: --count-url, --count-command, --count-sql or --count-id, or the "
     "table [effects]."
@@ -55,43 +55,74 @@ HOW_TO_GIVE_SLOW = "Give one: --variant slow=BODY and --slow DURATION, or [varia
 
 @dataclass(frozen=True, slots=True)
 class PlainRetry:
-    """A request and its retry, one after the other, with one effect.
+    """An operation whose request and retry, one after the other, had one effect."""
 
-    seconds   how long the first request took
-    """
-
+    operation: Operation
     first: Exchange
-    retry: Exchange
 
     @property
     def seconds(self) -> float:
+        """How long the first request took."""
         return self.first.answered_at - self.first.sent_at
 
 
-async def plain_retry(
-    run: ProbeRun, guarantee: Guarantee, variant: Variant = Variant.MAIN
-) -> PlainRetry | Verdict:
+async def after_plain_retry(
+    run: ProbeRun, guarantee: Guarantee, check: Callable[[PlainRetry], Awaitable[Verdict]]
+) -> Verdict:
+    """Return the verdict of a check that begins after a plain retry.
+
+    A fault counts only if the plain operation is still known afterwards. A server that was
+    restarted without its records, or keeps keys for a moment only, has forgotten that one too.
+    """
+    plain = await plain_retry(run, guarantee)
+    if isinstance(plain, Verdict):
+        return plain
+    verdict = await check(plain)
+    if verdict.status is not Status.VIOLATED or await _is_still_known(run, plain):
+        return verdict
+    return not_observable(
+        guarantee,
+        f"the server forgets keys that it knew before, so this may be no fault of its own: "
+        f"{verdict.summary}",
+        "Make sure that it is not restarted meanwhile and keeps keys for minutes, and run again.",
+    )
+
+
+async def _is_still_known(run: ProbeRun, plain: PlainRetry) -> bool:
+    before = await run.effects(plain.operation)
+    request = plain.operation.request()
+    again = await last_answer(run, request, "the plain operation once more")
+    return again.is_success and await run.effects(plain.operation) == before
+
+
+async def plain_retry(run: ProbeRun, guarantee: Guarantee) -> PlainRetry | Verdict:
     """Make sure that a retry in sequence is answered without a second effect.
 
     A probe that finds something wrong afterwards has found more than a key that is ignored. If
-    this much does not work, or cannot be seen, the probe's verdict is returned.
+    this much does not work, or cannot be seen, the probe's verdict is returned. A fault is seen
+    twice before it counts: the server may have been restarted in between.
     """
-    operation = await run.operation(variant)
+    seen = await _plain_retry(run, guarantee)
+    if isinstance(seen, PlainRetry) or seen.status is not Status.VIOLATED:
+        return seen
+    return await _plain_retry(run, guarantee)
+
+
+async def _plain_retry(run: ProbeRun, guarantee: Guarantee) -> PlainRetry | Verdict:
+    operation = await run.operation()
     request = operation.request()
     patience = min(run.limits.patience, PLAIN_SECONDS)
     first = await last_answer(run, request, "first request", patience=patience, failing=0.0)
     if not first.is_success:
         return not_observable(
             guarantee,
-            f"the {variant} request was not successful: {first.outcome()}",
-            f"Give a {variant} request that succeeds; a dry run shows what is sent.",
+            f"the main request did not succeed: {first.outcome()}",
+            "Give a request that succeeds; --dry-run shows what is sent.",
         )
     counted = await count_effects(run, operation)
-    if counted is None:
-        return cannot_count(run, guarantee)
     retry = await last_answer(run, request, "retry", patience=patience)
     effects = await count_effects(run, operation)
-    if effects is None:
+    if counted is None or effects is None:
         return cannot_count(run, guarantee)
     if counted != 1:
         return not_observable(
@@ -99,20 +130,21 @@ async def plain_retry(
             f"after one request that succeeded the counter says {counted} effects, not 1",
             "Count something that is made exactly once per operation.",
         )
-    if effects > 1:
-        found = f"a retry in sequence was run again: {effects} effects for one key"
-        return violated(
-            guarantee, [violation(Fault.KEY_IGNORED, found, run, operation)], n=1, window=SEQUENCE
-        )
-    if not retry.is_success:
-        found = f"the first request succeeded, and its retry never does: {retry.outcome()}"
-        return violated(
+    if is_busy(retry):
+        return not_observable(
             guarantee,
-            [violation(Fault.NEVER_ANSWERED, found, run, operation)],
-            n=1,
-            window=SEQUENCE,
+            f"the server was too busy for a retry: {retry.outcome()}",
+            "Run again when it has nothing else to do.",
         )
-    return PlainRetry(first, retry)
+    if effects == 1 and retry.is_success:
+        return PlainRetry(operation, first)
+    if effects > 1:
+        what = f"a retry in sequence was run again: {effects} effects for one key"
+        found = violation(Fault.KEY_IGNORED, what, run, operation)
+    else:
+        what = f"the first request succeeded, and its retry never does: {retry.outcome()}"
+        found = violation(Fault.NEVER_ANSWERED, what, run, operation)
+    return violated(guarantee, [found], n=1, window=SEQUENCE)
 
 
 async def last_answer(
@@ -141,11 +173,6 @@ async def last_answer(
             return exchange
         await asyncio.sleep(_pause(exchange, pause))
         pause = min(2 * pause, PAUSE_MAX_SECONDS)
-
-
-def is_busy(exchange: Exchange) -> bool:
-    """True if the server had no time for the request, or could not be reached."""
-    return exchange.response is None or exchange.response.status in (429, 503)
 
 
 async def count_effects(run: ProbeRun, operation: Operation, *, at_least: int = 1) -> int | None:

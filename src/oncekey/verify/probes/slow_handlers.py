@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun
+from oncekey.verify.probes.known_outcome import is_busy
 from oncekey.verify.probes.outcome_evidence import (
     HOW_TO_GIVE_SLOW,
+    after_plain_retry,
     answers,
     cannot_count,
     count_effects,
-    is_busy,
     last_answer,
-    plain_retry,
     violation,
 )
 from oncekey.verify.profile import Profile
@@ -96,9 +96,9 @@ class SlowHandler:
                 f"the slow request takes longer than a response may: {run.limits.timeout:g} s",
                 "Raise --timeout, or give a slow request that takes less.",
             )
-        plain = await plain_retry(run, self.guarantee)
-        if isinstance(plain, Verdict):
-            return plain
+        return await after_plain_retry(run, self.guarantee, lambda _: self._check(run))
+
+    async def _check(self, run: ProbeRun) -> Verdict:
         seen: dict[Variant, Overlap] = {}
         for variant in (Variant.SLOW, Variant.SLOW_FAILING):
             if not run.has(variant):

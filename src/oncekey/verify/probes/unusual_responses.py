@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun
+from oncekey.verify.probes.known_outcome import is_busy
 from oncekey.verify.probes.outcome_evidence import (
+    after_plain_retry,
     answers,
     cannot_count,
     count_effects,
-    is_busy,
     last_answer,
-    plain_retry,
     violation,
 )
 from oncekey.verify.recorded_exchange import Exchange
@@ -60,16 +60,22 @@ class NoContent:
 
     guarantee: ClassVar = Guarantee.NO_CONTENT
     sends: ClassVar = f"a request that is answered by 204, and {RETRIES} retries"
+    wanted: ClassVar = "is answered by 204"
 
     async def run(self, run: ProbeRun) -> Verdict:
-        done = await _retried(run, self.guarantee, Variant.NO_CONTENT, "is answered by 204")
+        if not run.has(Variant.NO_CONTENT):
+            return _no_such_request(self.guarantee, Variant.NO_CONTENT, self.wanted)
+        return await after_plain_retry(run, self.guarantee, lambda _: self._check(run))
+
+    async def _check(self, run: ProbeRun) -> Verdict:
+        done = await _retried(run, self.guarantee, Variant.NO_CONTENT, self.wanted)
         if isinstance(done, Verdict):
             return done
         if done.size:
             return not_observable(
                 self.guarantee,
                 f"the response of the no-content request has a body of {done.size} bytes",
-                _how_to_give(Variant.NO_CONTENT, "is answered by 204"),
+                _how_to_give(Variant.NO_CONTENT, self.wanted),
             )
         if done.effects > 1:
             what = f"a request answered by {done.first.outcome()} without a body ran again"
@@ -93,16 +99,22 @@ class LargeResponse:
 
     guarantee: ClassVar = Guarantee.LARGE_RESPONSE
     sends: ClassVar = f"a request with a large response, and {RETRIES} retries"
+    wanted: ClassVar = f"is answered with {LARGE_MIN_BYTES} bytes or more"
 
     async def run(self, run: ProbeRun) -> Verdict:
-        done = await _retried(run, self.guarantee, Variant.LARGE, "has a large response")
+        if not run.has(Variant.LARGE):
+            return _no_such_request(self.guarantee, Variant.LARGE, self.wanted)
+        return await after_plain_retry(run, self.guarantee, lambda _: self._check(run))
+
+    async def _check(self, run: ProbeRun) -> Verdict:
+        done = await _retried(run, self.guarantee, Variant.LARGE, self.wanted)
         if isinstance(done, Verdict):
             return done
         if done.size < LARGE_MIN_BYTES:
             return not_observable(
                 self.guarantee,
                 f"the response of the large request has only {done.size} bytes",
-                _how_to_give(Variant.LARGE, f"is answered with {LARGE_MIN_BYTES} bytes or more"),
+                _how_to_give(Variant.LARGE, self.wanted),
             )
         if done.effects > 1:
             what = f"a request with a response of {done.size} bytes ran again"
@@ -128,16 +140,7 @@ class LargeResponse:
 async def _retried(
     run: ProbeRun, guarantee: Guarantee, variant: Variant, what: str
 ) -> Retried | Verdict:
-    """Send a request of this variant and its retries, if there is one and its effect is seen."""
-    if not run.has(variant):
-        return not_observable(
-            guarantee,
-            f"there is no {variant} request",
-            _how_to_give(variant, what),
-        )
-    plain = await plain_retry(run, guarantee)
-    if isinstance(plain, Verdict):
-        return plain
+    """Send a request of this variant and its retries, if its effect is seen."""
     operation = await run.operation(variant)
     request = operation.request()
     first = await last_answer(run, request, "first request")
@@ -161,6 +164,11 @@ async def _retried(
             "Run again when the server has nothing else to do.",
         )
     return Retried(operation, first, tuple(retries), effects)
+
+
+def _no_such_request(guarantee: Guarantee, variant: Variant, what: str) -> Verdict:
+    why = f"there is no {variant} request"
+    return not_observable(guarantee, why, _how_to_give(variant, what))
 
 
 def _how_to_give(variant: Variant, what: str) -> str:
