@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.verify.guarded_api import (
     VARIANTS,
@@ -120,7 +122,7 @@ class OtherCallerReplaces(Unscoped):
 
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_a_key_of_another_caller_is_run_on_its_own(is_counted: bool) -> None:
-    counted = {} if is_counted else {"effects": None}
+    counted: dict[str, Any] = {} if is_counted else {"effects": None}
     assert_holds(verdict_on(GuardedAPI, OtherCaller(), **counted))
 
 
@@ -129,7 +131,7 @@ def test_a_key_of_another_caller_is_run_on_its_own(is_counted: bool) -> None:
 )
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_keys_that_callers_share_are_named(server: type[GuardedAPI], is_counted: bool) -> None:
-    counted = {} if is_counted else {"effects": None}
+    counted: dict[str, Any] = {} if is_counted else {"effects": None}
     assert_faults(verdict_on(server, OtherCaller(), **counted), Fault.UNSCOPED)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.verify.guarded_api import (
@@ -105,7 +106,7 @@ def test_another_body_that_is_refused_and_changes_nothing_holds() -> None:
 )
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_another_body_after_names(server: type[GuardedAPI], fault: Fault, is_counted: bool) -> None:
-    counted = {} if is_counted else {"effects": None}
+    counted: dict[str, Any] = {} if is_counted else {"effects": None}
     assert_faults(verdict_on(server, OtherBodyAfter(), **counted), fault)
 
 
