@@ -34,16 +34,16 @@ from oncekey.verify.verdict import (
 )
 
 HOW_TO_GIVE_A_REJECTED_REQUEST = (
-    "Give the variant rejected: a request that the API answers with a 4xx of its own, such as 402 "
-    "for a declined card."
+    "Give a request that the API answers with a 4xx of its own, such as 402 for a declined card: "
+    "--variant rejected=BODY, or [variants.rejected]."
 )
 HOW_TO_GIVE_A_FAILING_REQUEST = (
-    "Give the variant failing: a request that the API answers with a 5xx, best after it had its "
-    "effect."
+    "Give a request that the API answers with a 5xx, best after it had its effect: --variant "
+    "failing=BODY, or [variants.failing]."
 )
 HOW_TO_COUNT_FAILED = (
-    "Count effects by a URL, a command or a SQL query: the response to a failure does not tell "
-    "what was done."
+    "Count effects by --count-url, --count-command or --count-sql, or [effects]: the response to a "
+    "failure does not tell what was done."
 )
 
 

@@ -65,11 +65,11 @@ def is_said(
 
 
 def is_one_key(run: ProbeRun, first: Exchange, other: Exchange, elsewhere: Exchange) -> bool | None:
-    """True if another request met the first one's key: it was refused, or got its response.
+    """True if another valid request met the first one's key: it was refused, or got its response.
 
     None if that cannot be told: its response is the first one's, but so is one from elsewhere.
     """
-    if other.status in run.profile.mismatch | run.profile.in_flight or is_marked(run, other):
+    if is_refusal(other) or is_marked(run, other):
         return True
     if not (other.is_success and same_body(first, other)):
         return False

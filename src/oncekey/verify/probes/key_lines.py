@@ -8,10 +8,10 @@ from oncekey.verify.probe import ProbeRun
 from oncekey.verify.probes.key_findings import Findings, is_said, is_same_outcome, send_key
 from oncekey.verify.probes.known_outcome import (
     answer,
-    effects_of,
     is_marked,
+    later_answer,
     other_ids,
-    ran_again,
+    same_ids,
 )
 from oncekey.verify.recorded_exchange import Exchange, WireRequest
 from oncekey.verify.target import Operation
@@ -74,12 +74,15 @@ async def check_line_twice(run: ProbeRun, findings: Findings) -> None:
 async def _alone(
     run: ProbeRun, operation: Operation, first: Exchange, request: WireRequest, note: str
 ) -> tuple[Exchange, bool]:
-    """Send a request with one line; say whether it is certain that it was run anew."""
-    before = await effects_of(run, operation)
-    told = await answer(run, request, note)
-    after = await effects_of(run, operation)
-    is_other = not is_marked(run, told) and other_ids(first, told)
-    return told, is_other or ran_again(run, first, told, before, after)
+    """Send a request with one line; say whether it is certain that it was run anew.
+
+    Ids decide before effects, of which one may be that of an earlier request, counted late.
+    """
+    later = await later_answer(run, operation, first, request, note)
+    told = later.exchange
+    if is_marked(run, told) or same_ids(first, told):
+        return told, False
+    return told, bool(later.ran_again) or other_ids(first, told)
 
 
 def _accept_one_of_two(

@@ -7,17 +7,20 @@ from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun
 from oncekey.verify.probes.known_outcome import (
+    BESIDE_THE_POINT,
+    HOW_TO_BE_ANSWERED,
     HOW_TO_SEE_RUNS,
     KnownOutcome,
     answer,
     confirmed,
+    effects_of,
     failed_server,
     is_busy,
     is_marked,
     is_refusal,
     is_server_failure,
     known_outcome,
-    lost_outcome,
+    other_ids,
     same_body,
 )
 from oncekey.verify.recorded_exchange import Exchange, WireRequest
@@ -38,13 +41,16 @@ REFUSED_CREDENTIALS = frozenset({401, 403})
 SPOILED_CHARACTERS = 8
 
 HOW_TO_GIVE_ANOTHER_PATH = (
-    "Give the variant other-path: a valid request to another path that takes keys too."
+    "Give a valid request to another path that takes keys too: --variant other-path=/PATH, or "
+    "[variants.other-path]."
 )
 HOW_TO_GIVE_ANOTHER_CALLER = (
-    "Give a second caller with rights of its own, such as a token of another account."
+    "Give a second caller with rights of its own, such as a token of another account: "
+    "--other-caller HEADER, or [callers.other]."
 )
 HOW_TO_GIVE_CREDENTIALS = (
-    "Give the headers that say who calls, and a bad caller, whose headers must be refused."
+    "Give the headers that say who calls, and some that must be refused: --caller and "
+    "--bad-caller HEADER, or [callers.main] and [callers.bad]."
 )
 
 
@@ -130,9 +136,9 @@ class OtherCaller:
         if isinstance(known, Verdict):
             return known
         request = known.operation.request(caller=run.target.other_caller)
-        before = await run.effects(known.operation)
+        before = await effects_of(run, known.operation)
         other = await answer(run, request, "another caller, same key")
-        after = await run.effects(known.operation)
+        after = await effects_of(run, known.operation)
         if _is_other_response(run, known, other):
             return await self._first_again(run, known, other)
         control = await _under_new_key(run, request, "another caller, under a key of its own")
@@ -163,11 +169,16 @@ class OtherCaller:
         return violated(self.guarantee, [violation], n=1)
 
     async def _first_again(self, run: ProbeRun, known: KnownOutcome, other: Exchange) -> Verdict:
-        """See whether the first caller still has its outcome; its effects cannot tell, because
-        the other caller's may be among them."""
-        uncounted = replace(known, effects=None)
-        later = await lost_outcome(run, uncounted, "the first caller again")
-        if later is None:
+        """See whether the first caller still has its outcome. Effects cannot tell: the other
+        caller's may be among them, and may be counted late."""
+        later = await answer(run, known.request, "the first caller again")
+        if is_busy(later) or later.status in BESIDE_THE_POINT:
+            return not_observable(
+                self.guarantee,
+                f"the first caller is answered with {later.outcome()}",
+                HOW_TO_BE_ANSWERED,
+            )
+        if later.is_success and not other_ids(known.first, later):
             return holds(
                 self.guarantee,
                 f"the other caller's request was run ({other.outcome()}), and the first caller "

@@ -12,17 +12,17 @@ from oncekey.verify.probe import ProbeRun
 from oncekey.verify.probes.key_findings import Findings, is_one_key, is_said, send_key
 from oncekey.verify.probes.key_lines import check_line_twice, check_two_lines
 from oncekey.verify.probes.known_outcome import (
+    HOW_TO_BE_ANSWERED,
     SEQUENCE,
     KnownOutcome,
     answer,
     confirmed,
-    effects_of,
     failed_server,
     is_busy,
     is_refusal,
     is_server_failure,
     known_outcome,
-    ran_again,
+    later_answer,
     same_body,
 )
 from oncekey.verify.target import Operation
@@ -72,7 +72,7 @@ class KeySyntax:
             return not_observable(
                 self.guarantee,
                 f"nothing can be said about {', '.join(findings.unseen)}",
-                "Make sure that the API takes some requests per second from this caller.",
+                HOW_TO_BE_ANSWERED,
             )
         parts = [f"refused: {', '.join(findings.refused)}"] if findings.refused else []
         parts += (
@@ -112,7 +112,7 @@ class MissingKey:
             return not_observable(
                 self.guarantee,
                 f"a request without a key was answered with {told.outcome()}",
-                "Make sure that the API takes some requests per second from this caller.",
+                HOW_TO_BE_ANSWERED,
             )
         elif told.status in run.profile.missing_key:
             return holds(
@@ -135,12 +135,14 @@ async def _check_forms(run: ProbeRun, known: KnownOutcome, findings: Findings) -
     """ "k" and k must be one key. A form that is refused is none of the API's."""
     key = known.operation.key
     text, name = (key, "bare") if run.target.quoted_key else (f'"{key}"', "quoted")
-    told = await send_key(run, known.operation, [text.encode("ascii")], f"the same key, {name}")
-    effects = await effects_of(run, known.operation)
+    request = known.request.with_lines(run.target.key_header, [text.encode("ascii")])
+    note = f"the same key, {name}"
+    later = await later_answer(run, known.operation, known.first, request, note)
+    told = later.exchange
     if is_said(run, told, known.shown, f"the {name} form", findings):
         return
-    if ran_again(run, known.first, told, known.effects, effects):
-        what = f"the same key in its {name} form was run as another one ({told.outcome()})"
+    if later.ran_again:
+        what = f"the same key in its {name} form was run as another one: {later.ran_again}"
         findings.add(Fault.KEY_FORMS_DIFFER, what, *known.shown, told)
     else:
         findings.fine.append(f"the {name} form of the same key")

@@ -16,7 +16,7 @@ from typing import Any
 
 from oncekey.verify.probe import ProbeRun
 from oncekey.verify.recorded_exchange import Exchange, WireRequest
-from oncekey.verify.target import Operation, Variant
+from oncekey.verify.target import CountFailed, Operation, Variant
 from oncekey.verify.verdict import (
     Fault,
     Guarantee,
@@ -35,23 +35,22 @@ TOTAL_QUIET_SECONDS = 0.5
 # Answers that say nothing about keys: who calls, or how much, is not in order.
 BESIDE_THE_POINT = frozenset({401, 403, 407, 408, 421, 425, 429})
 
+SEQUENCE = "one request after the other"
+
 HOW_TO_SEE_RUNS = (
-    "Say how effects are counted (a URL, a command, a SQL query), or verify a request whose "
-    "response has an id that is new for each run."
+    "Say how effects are counted (--count-url, --count-command, --count-sql, or [effects]), or "
+    "verify a request whose response has an id that is new for each run."
 )
+HOW_TO_BE_ANSWERED = "Make sure that the API takes some requests per second from this caller."
 
 
 @dataclass(frozen=True, slots=True)
 class KnownOutcome:
-    """An operation that succeeded, and whose retry was answered without a second run.
-
-    effects   how often it had its effect; None if nothing can tell
-    """
+    """An operation that succeeded, and whose retry was answered without a second run."""
 
     operation: Operation
     first: Exchange
     retry: Exchange
-    effects: int | None
 
     @property
     def request(self) -> WireRequest:
@@ -75,26 +74,46 @@ async def known_outcome(
             f"the {variant} request did not succeed: {first.outcome()}",
             f"Give a {variant} request that succeeds; a dry run shows what is sent.",
         )
-    before = await effects_of(run, operation)
-    retry = await answer(run, operation.request(), "retry")
-    effects = await effects_of(run, operation)
-    if ran_again(run, first, retry, before, effects):
-        what = "a retry that was sent after the first response was run again"
-        if before is not None and effects is not None:
-            what += f": {effects} effects where there was {before}"
-        return violated(
-            guarantee, [Violation(Fault.KEY_IGNORED, what, (first, retry))], n=1, window=SEQUENCE
-        )
-    if not retry.is_success:
+    retry = await later_answer(run, operation, first, operation.request(), "retry")
+    if retry.ran_again:
+        what = f"a retry that was sent after the first response was run again: {retry.ran_again}"
+        violation = Violation(Fault.KEY_IGNORED, what, (first, retry.exchange))
+        return violated(guarantee, [violation], n=1, window=SEQUENCE)
+    if not retry.exchange.is_success:
         return not_observable(
             guarantee,
-            f"the first request succeeded, and its retry is answered with {retry.outcome()}",
+            f"the first request succeeded, and its retry gets {retry.exchange.outcome()}",
             "See the guarantees lost-response and replay-fidelity.",
         )
-    return KnownOutcome(operation, first, retry, effects)
+    return KnownOutcome(operation, first, retry.exchange)
 
 
-SEQUENCE = "one request after the other"
+@dataclass(frozen=True, slots=True)
+class LaterAnswer:
+    """The answer to a request that was sent after an operation had ended.
+
+    ran_again   what shows for certain that it was run, if so; else ""
+    """
+
+    exchange: Exchange
+    ran_again: str
+
+
+async def later_answer(
+    run: ProbeRun, operation: Operation, first: Exchange, request: WireRequest, note: str
+) -> LaterAnswer:
+    """Send a request that may be a retry of an operation, and see whether it was run."""
+    before = await effects_of(run, operation)
+    exchange = await answer(run, request, note)
+    after = await effects_of(run, operation)
+    shows = ""
+    # A count that has not even seen the first run yet says nothing about a second one.
+    if before is not None and after is not None and before > 0:
+        if after > before:
+            shows = f"{after} effects where there were {before}"
+    elif not is_marked(run, exchange) and other_ids(first, exchange):
+        shows = "its response tells of another thing that was made"
+    return LaterAnswer(exchange, shows)
 
 
 async def answer(run: ProbeRun, request: WireRequest, note: str) -> Exchange:
@@ -163,25 +182,24 @@ def other_ids(one: Exchange, other: Exchange) -> bool:
     return any(second.get(place, value) != value for place, value in first.items())
 
 
-def ran_again(
-    run: ProbeRun, first: Exchange, later: Exchange, before: int | None, after: int | None
-) -> bool:
-    """True if it is certain that the later request was run although the first one had been.
-
-    before, after   the effects of the operation before and after the later request
-    """
-    if before is not None and after is not None and before > 0:
-        return after > before
-    return not is_marked(run, later) and other_ids(first, later)
+def same_ids(one: Exchange, other: Exchange) -> bool:
+    """True if both responses tell of the same thing."""
+    if not one.is_success or not other.is_success:
+        return False
+    ids = dict(_ids(one))
+    return bool(ids) and ids == dict(_ids(other))
 
 
 async def effects_of(run: ProbeRun, operation: Operation) -> int | None:
     """Return how often the operation had its effect; None if that cannot be told."""
-    effects = await run.effects(operation)
-    if effects is None or run.target.effects is None or not run.target.effects.is_total:
-        return effects
-    await asyncio.sleep(TOTAL_QUIET_SECONDS)
-    return effects if await run.effects(operation) == effects else None
+    try:
+        effects = await run.effects(operation)
+        if effects is None or run.target.effects is None or not run.target.effects.is_total:
+            return effects
+        await asyncio.sleep(TOTAL_QUIET_SECONDS)
+        return effects if await run.effects(operation) == effects else None
+    except CountFailed:
+        return None  # most of what is probed here can be seen from responses
 
 
 async def lost_outcome(run: ProbeRun, known: KnownOutcome, note: str) -> Exchange | None:
@@ -189,13 +207,11 @@ async def lost_outcome(run: ProbeRun, known: KnownOutcome, note: str) -> Exchang
 
     An answer beside the point, such as 401 because a token has ended meanwhile, is none.
     """
-    later = await answer(run, known.request, note)
-    if is_busy(later) or later.status in BESIDE_THE_POINT:
+    later = await later_answer(run, known.operation, known.first, known.request, note)
+    exchange = later.exchange
+    if is_busy(exchange) or exchange.status in BESIDE_THE_POINT:
         return None
-    after = await effects_of(run, known.operation)
-    if later.is_success and not ran_again(run, known.first, later, known.effects, after):
-        return None
-    return later
+    return None if exchange.is_success and not later.ran_again else exchange
 
 
 async def confirmed(trial: Callable[[], Awaitable[Verdict]]) -> Verdict:

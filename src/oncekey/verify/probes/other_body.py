@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun
 from oncekey.verify.probes.known_outcome import (
+    HOW_TO_BE_ANSWERED,
     KnownOutcome,
     answer,
     confirmed,
-    effects_of,
     failed_server,
     is_busy,
     is_marked,
@@ -37,11 +37,12 @@ LEAD_SECONDS = 0.5
 SLOW_SECONDS_DEFAULT = 2.0
 
 HOW_TO_GIVE_ANOTHER_BODY = (
-    "Give the variant other-body: a valid request that asks for something else; or a body with "
-    "{{unique}} or {{number}} in it."
+    "Give a valid request that asks for something else: --variant other-body=BODY, or "
+    "[variants.other-body]; or a body with {{unique}} or {{number}} in it."
 )
 HOW_TO_GIVE_A_SLOW_REQUEST = (
-    "Give the variant slow, a request that works for two seconds or more, and slow_seconds."
+    "Give a request that works for two seconds or more, and say for how long: --variant slow=BODY "
+    "and --slow 3s, or [variants.slow] and slow."
 )
 
 
@@ -122,8 +123,7 @@ class OtherBodyDuring:
         judged = await self._judged_during(run, plain, first, during)
         if judged is not None:
             return judged
-        effects = await effects_of(run, operation)
-        known = KnownOutcome(operation, first, during, effects)
+        known = KnownOutcome(operation, first, during)
         later = await lost_outcome(run, known, "retry of the first request")
         if later is not None:
             what = (
@@ -143,7 +143,9 @@ class OtherBodyDuring:
         self, run: ProbeRun, plain: KnownOutcome, first: Exchange, during: Exchange
     ) -> Verdict | None:
         """Judge what another body got while the first request was running."""
-        if _is_own_run(run, first, during):
+        # Before the first has ended there is nothing to replay: who succeeds then was run.
+        is_early = during.is_success and during.answered_at < first.answered_at
+        if is_early or _is_own_run(run, first, during):
             after = run.other_request(plain.operation)
             assert after is not None
             refused = await answer(run, after, "another body, after another request had ended")
@@ -191,11 +193,14 @@ async def _meet(run: ProbeRun, operation: Operation) -> tuple[Exchange, Exchange
     if other is None:
         return None
     slow_seconds = run.target.slow_seconds or SLOW_SECONDS_DEFAULT
-    async with asyncio.TaskGroup() as group:
-        first = group.create_task(run.send(operation.request(), "slow request"))
+    # Not a task group: a budget that is spent must come out as it is.
+    first = asyncio.create_task(run.send(operation.request(), "slow request"))
+    try:
         await asyncio.sleep(min(LEAD_SECONDS, slow_seconds / 4))
-        during = group.create_task(run.send(other, "another body, same key, meanwhile"))
-    return first.result(), during.result()
+        during = await run.send(other, "another body, same key, meanwhile")
+        return await first, during
+    finally:
+        first.cancel()
 
 
 async def _judged(
@@ -220,7 +225,7 @@ async def _judged(
         return not_observable(
             guarantee,
             f"another body was answered with {other.outcome()}",
-            "Make sure that the API takes some requests per second from this caller.",
+            HOW_TO_BE_ANSWERED,
         )
     control = await _alone(run)
     if not control.is_success:

@@ -10,11 +10,10 @@ from oncekey.verify.probes.known_outcome import (
     SEQUENCE,
     answer,
     confirmed,
-    effects_of,
     failed_server,
     is_busy,
     is_server_failure,
-    ran_again,
+    later_answer,
     same_body,
 )
 from oncekey.verify.recorded_exchange import Exchange, WireResponse
@@ -63,19 +62,19 @@ class ReplayFidelity:
                 f"the main request did not succeed: {first.outcome()}",
                 "Give a main request that succeeds; a dry run shows what is sent.",
             )
-        before = await effects_of(run, operation)
         violations: dict[Fault, Violation] = {}
         for number in range(1, RETRIES + 1):
-            later = await answer(run, operation.request(), f"retry {number} of {RETRIES}")
+            note = f"retry {number} of {RETRIES}"
+            retry = await later_answer(run, operation, first, operation.request(), note)
+            later = retry.exchange
             if is_busy(later) or later.status in BESIDE_THE_POINT | run.profile.in_flight:
                 return not_observable(
                     self.guarantee,
                     f"a retry of a request that succeeded is answered with {later.outcome()}",
                     "See the guarantee lost-response, which waits for longer.",
                 )
-            effects = await effects_of(run, operation)
-            if ran_again(run, first, later, before, effects):
-                what = f"retry {number} was run again: {_counted(before, effects)}"
+            if retry.ran_again:
+                what = f"retry {number} was run again: {retry.ran_again}"
                 found = [Violation(Fault.KEY_IGNORED, what, (first, later))]
             else:
                 found = await _differences(run, first, later)
@@ -176,12 +175,6 @@ def _unseen(run: ProbeRun, first: Exchange) -> tuple[str, ...]:
     if _is_encoded(first):
         unseen.append("bytes: the body is compressed")
     return tuple(unseen)
-
-
-def _counted(before: int | None, after: int | None) -> str:
-    if before is None or after is None or before == after:
-        return "its response tells of another thing that was made"
-    return f"{after} effects where there was {before}"
 
 
 def _response(exchange: Exchange) -> WireResponse:
