@@ -11,7 +11,7 @@ from rich.text import Text
 from oncekey.cli.output import Output, printable
 from oncekey.cli.verify_options import VerifyPlan
 from oncekey.verify.first_request import FirstRequestFailed
-from oncekey.verify.observability import missing_for
+from oncekey.verify.observability import how_to_observe, missing_for
 from oncekey.verify.recorded_exchange import curl_line
 from oncekey.verify.remedies import remedy
 from oncekey.verify.shown_exchange import ShownEntry, story
@@ -115,7 +115,6 @@ def verdict_line(verdict: Verdict) -> str:
 
 def print_verification(verification: Verification, out: Output) -> None:
     """Prints what each verdict stands on, all of what is violated, and how it stands as a whole."""
-    origin = str(verification.target.origin)
     for status in (Status.HOLDS, Status.NOT_OBSERVABLE, Status.VIOLATED):
         found = [verdict for verdict in verification.verdicts if verdict.status is status]
         if not found:
@@ -123,7 +122,7 @@ def print_verification(verification: Verification, out: Output) -> None:
         out.line("")
         out.console.print(Text(_HEADINGS[status], _STYLES[status]))
         for verdict in found:
-            _print_verdict(verdict, origin, out)
+            _print_verdict(verdict, verification.target, out)
     out.line("")
     out.line(headline(verification))
 
@@ -153,13 +152,13 @@ def print_files(paths: Sequence[Path | None], out: Output) -> None:
             out.line(f"written: {shlex.quote(str(path))}")
 
 
-def _print_verdict(verdict: Verdict, origin: str, out: Output) -> None:
+def _print_verdict(verdict: Verdict, target: Target, out: Output) -> None:
     out.line(f"  {verdict.guarantee.title}")
     if verdict.status is Status.HOLDS:
         out.line(f"    n = {verdict.n}; {verdict.window}")
     elif verdict.status is Status.NOT_OBSERVABLE:
         out.line(f"    {verdict.summary}")
-        out.line(f"    {verdict.advice}")
+        out.line(f"    {how_to_observe(verdict, target)}")
     for part in verdict.unseen:
         out.line(f"    not seen: {part}")
     for violation in verdict.violations:
@@ -168,7 +167,7 @@ def _print_verdict(verdict: Verdict, origin: str, out: Output) -> None:
         out.line(f"    what:  {violation.what}")
         out.line(f"    cause: {fault.cause}")
         out.line(f"    mend:  {remedy(fault)}")
-        entries = story(violation.exchanges, origin)
+        entries = story(violation.exchanges, str(target.origin))
         for entry in entries[:_ENTRIES_MAX]:
             _print_entry(entry, out)
         if len(entries) > _ENTRIES_MAX:

@@ -1,4 +1,4 @@
-"""What must be known of an API for a guarantee to be observable, for a dry run.
+"""What must be known of an API for a guarantee to be observable, and the option that tells it.
 
 A probe decides for itself, by what it meets; this is what can be said before anything is sent.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from oncekey.verify.target import Target, Variant
-from oncekey.verify.verdict import Guarantee
+from oncekey.verify.verdict import Guarantee, Status, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,15 @@ NEEDS: Mapping[Guarantee, Need] = {
         is_met=lambda target: target.keep_seconds is not None,
     ),
 }
+
+
+def how_to_observe(verdict: Verdict, target: Target) -> str:
+    """Return the probe's advice, with the option that follows it if one is missing."""
+    need = missing_for(verdict.guarantee, target)
+    if verdict.status is not Status.NOT_OBSERVABLE or need is None:
+        return verdict.advice
+    option = f"{need.advice[0].upper()}{need.advice[1:]}."
+    return f"{verdict.advice} {option}".strip()
 
 
 def missing_for(guarantee: Guarantee, target: Target) -> Need | None:

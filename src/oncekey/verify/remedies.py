@@ -98,6 +98,24 @@ REMEDIES: Mapping[Fault, str] = {
         "Look at the server's log for this request. What is wrong about a request must be refused "
         "with a 4xx before it reaches the store."
     ),
+    Fault.OTHER_BODY_RUN: (
+        "Store keys by caller and key alone, and the hash of the request beside them as a value to "
+        "compare; do not make it a part of what is looked up."
+    ),
+    Fault.PATH_NOT_COMPARED: (
+        "Take method and path into the hash of the request that is stored with the key, or into "
+        "what the key is looked up by."
+    ),
+    Fault.FAILURE_NOT_KEPT: (
+        "Store a 5xx of the handler like any other outcome, and replay it; a client that wants "
+        "another try sends a new key."
+    ),
+    Fault.REPLAY_UNMARKED: "Send the profile's header with every replayed response.",
+    Fault.KEY_REFUSED: "Accept keys up to the length that the profile says, in header and column.",
+    Fault.KEY_TRUNCATED: (
+        "Refuse a key that is longer than its column with 400; store long keys by a hash of the "
+        "whole key."
+    ),
     Fault.EXPIRED_EARLY: (
         "Keep keys for as long as is published: look at the eviction policy of the cache, the "
         "clean-up job, and from when the time is counted."

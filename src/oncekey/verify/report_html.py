@@ -15,6 +15,7 @@ from oncekey.verify.exchange_chart import (
     largest_round,
     shares,
 )
+from oncekey.verify.observability import how_to_observe
 from oncekey.verify.remedies import remedy
 from oncekey.verify.shown_exchange import ShownEntry, story
 from oncekey.verify.target import Variant
@@ -53,6 +54,7 @@ class GuaranteePart:
 
     verdict: Verdict
     css: str
+    advice: str
     shares: list[Share]
     requests: int
     seconds: float
@@ -115,6 +117,7 @@ def _part(record: ProbeRecord, verification: Verification) -> GuaranteePart:
     return GuaranteePart(
         verdict=verdict,
         css=_CLASSES[verdict.status],
+        advice=how_to_observe(verdict, verification.target),
         shares=shares(record.exchanges, verification.profile),
         requests=len(record.exchanges),
         seconds=record.seconds,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from oncekey.verify.observability import how_to_observe
 from oncekey.verify.remedies import remedy
 from oncekey.verify.shown_exchange import story
-from oncekey.verify.target import Variant
+from oncekey.verify.target import Target, Variant
 from oncekey.verify.verdict import Status, Violation
 from oncekey.verify.verification import ProbeRecord, Verification
 
@@ -18,10 +19,9 @@ def json_report(verification: Verification) -> dict[str, Any]:
     """Return the document as plain data."""
     target = verification.target
     template = target.variants[Variant.MAIN]
-    origin = str(target.origin)
     return {
         "format": FORMAT,
-        "url": origin + template.path,
+        "url": str(target.origin) + template.path,
         "method": template.method,
         "profile": verification.profile.name,
         "effects": None if target.effects is None else target.effects.describe(),
@@ -30,12 +30,12 @@ def json_report(verification: Verification) -> dict[str, Any]:
         "requests": verification.requests,
         "violated": verification.is_violated,
         "counts": {status.value: verification.count(status) for status in Status},
-        "guarantees": [_guarantee(record, origin) for record in verification.records],
+        "guarantees": [_guarantee(record, target) for record in verification.records],
     }
 
 
-def _guarantee(record: ProbeRecord, origin: str) -> dict[str, Any]:
-    verdict = record.verdict
+def _guarantee(record: ProbeRecord, target: Target) -> dict[str, Any]:
+    verdict, origin = record.verdict, str(target.origin)
     return {
         "guarantee": verdict.guarantee.slug,
         "title": verdict.guarantee.title,
@@ -43,7 +43,7 @@ def _guarantee(record: ProbeRecord, origin: str) -> dict[str, Any]:
         "summary": verdict.summary,
         "n": verdict.n,
         "window": verdict.window,
-        "advice": verdict.advice,
+        "advice": how_to_observe(verdict, target),
         "unseen": list(verdict.unseen),
         "requests": len(record.exchanges),
         "seconds": round(record.seconds, 3),

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+from oncekey.verify.observability import how_to_observe
 from oncekey.verify.remedies import remedy
 from oncekey.verify.shown_exchange import ShownEntry, story
-from oncekey.verify.target import Variant
+from oncekey.verify.target import Target, Variant
 from oncekey.verify.verdict import Status, Verdict
 from oncekey.verify.verification import ProbeRecord, Verification
 
@@ -39,7 +40,7 @@ def junit_report(verification: Verification, *, strict: bool = False) -> str:
     for name, value in facts.items():
         ElementTree.SubElement(properties, "property", name=name, value=value)
     for record in verification.records:
-        suite.append(_case(record, origin, strict))
+        suite.append(_case(record, verification.target, strict))
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
     ElementTree.indent(suites)
@@ -47,8 +48,8 @@ def junit_report(verification: Verification, *, strict: bool = False) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
-def _case(record: ProbeRecord, origin: str, strict: bool) -> ElementTree.Element:
-    verdict = record.verdict
+def _case(record: ProbeRecord, target: Target, strict: bool) -> ElementTree.Element:
+    verdict, origin = record.verdict, str(target.origin)
     case = ElementTree.Element(
         "testcase",
         classname="oncekey.verify",
@@ -68,9 +69,9 @@ def _case(record: ProbeRecord, origin: str, strict: bool) -> ElementTree.Element
         if strict:
             failure = ElementTree.SubElement(case, "failure", type="not-observable")
             failure.set("message", message)
-            failure.text = _clean(verdict.advice)
+            failure.text = _clean(how_to_observe(verdict, target))
         else:
-            message = f"{message} {verdict.advice}".strip()
+            message = f"{message}. {how_to_observe(verdict, target)}"
             ElementTree.SubElement(case, "skipped", message=_clean(message))
     else:
         output = ElementTree.SubElement(case, "system-out")
