@@ -95,8 +95,11 @@ class Claim:
 class Guard:
     """Runs an operation once per caller and key, and answers each retry with the same response."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, now: Callable[[], float] = time.monotonic, keep_seconds: float = KEEP_SECONDS
+    ) -> None:
         self.now = now
+        self.keep_seconds = keep_seconds
         self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self.db.row_factory = sqlite3.Row
         self.db.execute(_SCHEMA)
@@ -142,7 +145,7 @@ class Guard:
         """Takes the key and returns None, or returns the row of whoever has it."""
         self.db.execute(
             "DELETE FROM idempotency_keys WHERE status = 'finished' AND created_at < ?",
-            (self.now() - KEEP_SECONDS,),
+            (self.now() - self.keep_seconds,),
         )
         inserted = self.db.execute(
             """

@@ -12,11 +12,13 @@ import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 from examples.broken.catalog import SERVERS
+from examples.broken.guard import KEEP_SECONDS
 from examples.broken.payments import ALICE, BOB, payments_api
 
 from oncekey.demo.cards import SLOW_SECONDS, Card
@@ -29,6 +31,7 @@ from oncekey.verify.verdict import Fault
 
 # Longer than STALE_SECONDS of examples/broken/stale_reset.py.
 PAYMENT_SLOW_SECONDS = 2.5
+_JSON = (("Content-Type", "application/json"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,11 @@ def payments_target(origin: Origin) -> Target:
     )
 
 
-def demo_target(environment: Environment) -> Target:
-    """The payments API of the demo, with the cards that make its provider misbehave."""
+def demo_target(environment: Environment, charge: str) -> Target:
+    """The payments API of the demo, with the cards that make its provider misbehave.
+
+    charge   the id of one of Ada's charges, which she can give back cent by cent
+    """
     ada, grace = environment.data_dir.people
     origin = origin_of(environment.url)
     return Target(
@@ -104,6 +110,9 @@ def demo_target(environment: Environment) -> Target:
         variants={
             Variant.MAIN: _post("/charges"),
             Variant.OTHER_BODY: _post("/charges", cents=900),
+            Variant.OTHER_PATH: RequestTemplate(
+                "POST", f"/charges/{charge}/refunds", _JSON, json.dumps({"cents": 1})
+            ),
             Variant.SLOW: _post("/charges", card=Card.SLOW),
             Variant.REJECTED: _post("/charges", card=Card.DECLINED),
             Variant.FAILING: _post("/charges", card=Card.FLAKY),
@@ -127,12 +136,13 @@ def expected_faults(name: str) -> set[Fault]:
 
 
 @asynccontextmanager
-async def served_broken(name: str) -> AsyncIterator[Target]:
+async def served_broken(name: str, *, keep_seconds: float | None = None) -> AsyncIterator[Target]:
     """Serves one of examples/broken on this event loop, and yields its target."""
-    server = Server(payments_api(SERVERS[name]()), bind(0))
+    guard = SERVERS[name](keep_seconds=keep_seconds or KEEP_SECONDS)
+    server = Server(payments_api(guard), bind(0))
     await server.start()
     try:
-        yield payments_target(origin_of(server.url))
+        yield replace(payments_target(origin_of(server.url)), keep_seconds=keep_seconds)
     finally:
         await server.stop()
 
@@ -142,7 +152,16 @@ async def served_demo() -> AsyncIterator[Target]:
     """Starts the demo in a temporary folder, with its provider, and yields its target."""
     with tempfile.TemporaryDirectory(prefix="oncekey-verify-") as folder:
         async with Environment(Path(folder)) as environment:
-            yield demo_target(environment)
+            yield demo_target(environment, await _charge_of_ada(environment))
+
+
+async def _charge_of_ada(environment: Environment) -> str:
+    token = environment.data_dir.people[0].token
+    headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "to-refund"}
+    body = {"order": "to-refund", "cents": 1_000}
+    async with httpx.AsyncClient(base_url=environment.url, headers=headers) as client:
+        made = (await client.post("/charges", json=body)).raise_for_status()
+    return str(made.json()["id"])
 
 
 def origin_of(url: str) -> Origin:
@@ -155,7 +174,7 @@ def origin_of(url: str) -> Origin:
 
 def _post(path: str, *, cents: int = 500, **fields: object) -> RequestTemplate:
     body = json.dumps({"order": "{{unique}}", "cents": cents, **fields})
-    return RequestTemplate("POST", path, (("Content-Type", "application/json"),), body)
+    return RequestTemplate("POST", path, _JSON, body)
 
 
 def _bearer(name: str, token: str) -> Caller:
