@@ -14,7 +14,6 @@ from tests.support.verified_apis import served_broken
 
 from oncekey.verify.openapi_requests import (
     FoundRequests,
-    OpenAPIChoice,
     OpenAPIProblem,
     choose_operation,
     find_requests,
@@ -25,6 +24,7 @@ from oncekey.verify.openapi_requests import (
 from oncekey.verify.probe import Budget, Limits
 from oncekey.verify.profile import IETF
 from oncekey.verify.target import Caller, Target, Variant
+from oncekey.verify.target_settings import OpenAPISettings
 
 KEY = {"name": "Idempotency-Key", "in": "header", "required": True, "schema": {"type": "string"}}
 
@@ -33,7 +33,7 @@ def budget() -> Budget:
     return Budget(100, time.monotonic() + 60)
 
 
-async def found(choice: OpenAPIChoice, target: Target) -> FoundRequests:
+async def found(choice: OpenAPISettings, target: Target) -> FoundRequests:
     return await find_requests(choice, target, IETF, Limits(), budget())
 
 
@@ -41,7 +41,7 @@ def test_a_request_that_the_api_accepts_is_found_by_trying() -> None:
     async def main() -> None:
         async with served_broken("correct") as target:
             document = f"{target.origin}/openapi.json"
-            choice = OpenAPIChoice(document, "POST /payments", fields={"seconds": 0})
+            choice = OpenAPISettings(document, "POST /payments", fields={"seconds": 0})
             requests = await found(choice, replace(target, variants={}))
         main = requests.variants[Variant.MAIN]
         assert (main.method, main.path) == ("POST", "/payments")
@@ -58,7 +58,7 @@ def test_fields_may_have_placeholders() -> None:
     async def main() -> None:
         async with served_broken("correct") as target:
             fields = {"order": "{{unique}}", "seconds": 0, "provider": "accepts"}
-            choice = OpenAPIChoice(f"{target.origin}/openapi.json", "POST /payments", fields=fields)
+            choice = OpenAPISettings(f"{target.origin}/openapi.json", "POST /payments", fields=fields)
             requests = await found(choice, replace(target, variants={}))
         assert "{{unique}}" in requests.variants[Variant.MAIN].body
 
@@ -69,7 +69,7 @@ def test_an_api_that_accepts_nothing_is_named_with_what_it_answered() -> None:
     async def main() -> None:
         async with served_broken("correct") as target:
             stranger = replace(target, variants={}, caller=Caller("nobody"))
-            choice = OpenAPIChoice(f"{target.origin}/openapi.json", "POST /payments")
+            choice = OpenAPISettings(f"{target.origin}/openapi.json", "POST /payments")
             with pytest.raises(OpenAPIProblem, match="401"):
                 await found(choice, stranger)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from oncekey.verify.probe import Budget, Limits, ProbeRun
 from oncekey.verify.profile import Profile
 from oncekey.verify.recorded_exchange import Exchange
 from oncekey.verify.target import RequestTemplate, Target, Variant
+from oncekey.verify.target_settings import OpenAPISettings
 
 with needs("verify-openapi"):
     import requests
@@ -38,23 +39,6 @@ _NOT_TAKEN = {
 
 class OpenAPIProblem(ConfigurationError):
     """The document or the operation cannot be used; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAPIChoice:
-    """Which operation of which document, and what the generator cannot know.
-
-    document          a file or a URL
-    operation         an operationId, or a method and a path: "POST /charges"
-    path_parameters   values for parameters of the path, such as the id of something that exists
-    fields            members of a JSON body with the values they are to have; they may have
-                      placeholders, such as {"order": "{{unique}}"}
-    """
-
-    document: str
-    operation: str
-    path_parameters: Mapping[str, str] = field(default_factory=dict)
-    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +88,15 @@ def key_header_of(operation: Any) -> str | None:
 
 
 async def find_requests(
-    choice: OpenAPIChoice, target: Target, profile: Profile, limits: Limits, budget: Budget
+    told: OpenAPISettings, target: Target, profile: Profile, limits: Limits, budget: Budget
 ) -> FoundRequests:
     """Try generated requests on the API until two different ones were accepted.
 
     The second one is the other body. A request that breaks the schema and is refused is the
     rejected one. Raises OpenAPIProblem if none is accepted.
     """
-    schema = await asyncio.to_thread(load_document, choice.document)
-    operation = choose_operation(schema, choice.operation)
+    schema = await asyncio.to_thread(load_document, told.document)
+    operation = choose_operation(schema, told.operation)
     header = key_header_of(operation)
     trial = replace(target, key_header=header or target.key_header)
     search = _Search(trial, profile, limits, budget)
@@ -181,17 +165,17 @@ class _Search:
         )
 
 
-def _sample(operation: Any, choice: OpenAPIChoice, mode: GenerationMode) -> list[RequestTemplate]:
+def _sample(operation: Any, told: OpenAPISettings, mode: GenerationMode) -> list[RequestTemplate]:
     """Return generated requests; those of the document's own examples first."""
-    given_path = dict(choice.path_parameters) or None
+    given_path = dict(told.path_parameters) or None
     strategies = [operation.as_strategy(mode, path_parameters=given_path)]
     if mode is GenerationMode.POSITIVE:
         strategies = [*operation.get_strategies_from_examples(), *strategies]
     cases = [case for strategy in strategies for case in _cases(strategy)]
     if mode is GenerationMode.NEGATIVE:
         cases = [case for case in cases if _is_only_body_wrong(case)]
-        choice = replace(choice, fields={})
-    templates = dict.fromkeys(_templates(cases, choice))
+        told = replace(told, fields={})
+    templates = dict.fromkeys(_templates(cases, told))
     return list(templates)[:OPENAPI_TRIES_MAX]
 
 
@@ -218,11 +202,11 @@ def _is_only_body_wrong(case: Any) -> bool:
     return [place.value for place, part in parts if part.mode.is_negative] == ["body"]
 
 
-def _templates(cases: Iterable[Any], choice: OpenAPIChoice) -> Iterator[RequestTemplate]:
+def _templates(cases: Iterable[Any], told: OpenAPISettings) -> Iterator[RequestTemplate]:
     for case in cases:
         given_kwargs = case.as_transport_kwargs("http://target")
-        if choice.fields and isinstance(given_kwargs.get("json"), dict):
-            given_kwargs["json"] = {**given_kwargs["json"], **choice.fields}
+        if told.fields and isinstance(given_kwargs.get("json"), dict):
+            given_kwargs["json"] = {**given_kwargs["json"], **told.fields}
         try:
             prepared = requests.Request(**given_kwargs).prepare()
             body = prepared.body or b""

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from oncekey.core.errors import ConfigurationError
@@ -72,6 +73,23 @@ class EffectSettings:
     sql: str | None = None
     database: str | None = None
     ids: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class OpenAPISettings:
+    """An operation of an OpenAPI document whose requests are generated, and what cannot be.
+
+    document          a file or a URL; without one, the request is the user's own
+    operation         an operationId, or a method and a path: "POST /charges"
+    path_parameters   values of parameters in the path, such as the id of something that exists
+    fields            members of the JSON body with the values they are to have; they may have
+                      placeholders, such as {"order": "{{unique}}"}
+    """
+
+    document: str | None = None
+    operation: str | None = None
+    path_parameters: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
