@@ -5,6 +5,7 @@ It computes figures only; the page's template writes them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -67,14 +68,32 @@ class Drawing:
         return f"{self.seconds * 1000:.0f} ms" if self.seconds < 10 else f"{self.seconds:.0f} s"
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many exchanges ended in one way."""
+
+    kind: str
+    count: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.count}: {KINDS[self.kind]}"
+
+
+def shares(exchanges: Sequence[Exchange], profile: Profile) -> list[Share]:
+    """Return how many exchanges ended in which way, in the order of the legend."""
+    counts = Counter(kind for _, kind in _kinds(exchanges, profile))
+    return [Share(kind, counts[kind]) for kind in KINDS if counts[kind]]
+
+
 def draw(exchanges: Sequence[Exchange], profile: Profile) -> Drawing:
-    """Return the drawing of these exchanges, in the order they were sent."""
+    """Return the drawing of these exchanges, in the order they were answered."""
     kinds = {id(exchange): kind for exchange, kind in _kinds(exchanges, profile)}
-    ordered = sorted(exchanges, key=lambda exchange: exchange.sent_at)
+    ordered = sorted(exchanges, key=lambda exchange: exchange.answered_at)
     shown = ordered[:ROWS_MAX]
     if not shown:
         return Drawing((), 0.0, 0)
-    began = shown[0].sent_at
+    began = min(exchange.sent_at for exchange in shown)
     seconds = max(max(one.answered_at for one in shown) - began, 0.001)
     bars = []
     for row, exchange in enumerate(shown):

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oncekey.http.missing_dependency import needs
-from oncekey.verify.exchange_chart import KINDS, ROW, WIDTH, Drawing, draw, largest_round
+from oncekey.verify.exchange_chart import (
+    KINDS,
+    ROW,
+    WIDTH,
+    Drawing,
+    Share,
+    draw,
+    largest_round,
+    shares,
+)
 from oncekey.verify.remedies import remedy
 from oncekey.verify.shown_exchange import ShownEntry, story
 from oncekey.verify.target import Variant
@@ -44,7 +53,7 @@ class GuaranteePart:
 
     verdict: Verdict
     css: str
-    drawing: Drawing
+    shares: list[Share]
     requests: int
     seconds: float
     violations: list[ViolationPart]
@@ -67,6 +76,9 @@ def html_report(verification: Verification) -> str:
         parts=parts,
         concurrency=_concurrency(verification),
         kinds=KINDS,
+        seen_kinds=[
+            kind for kind in KINDS if any(kind == s.kind for part in parts for s in part.shares)
+        ],
         width=WIDTH,
         row=ROW,
     )
@@ -83,7 +95,8 @@ def headline(verification: Verification) -> str:
         return "Nothing could be observed"
     if unseen:
         return f"{_of(held, 'guarantee')} seen to hold, {unseen} not observable"
-    return f"Safe to retry, as far as can be seen: all {held} guarantees hold"
+    every = "the one guarantee holds" if held == 1 else f"all {held} guarantees hold"
+    return f"Safe to retry, as far as was seen: {every}"
 
 
 def _of(count: int, noun: str) -> str:
@@ -102,7 +115,7 @@ def _part(record: ProbeRecord, verification: Verification) -> GuaranteePart:
     return GuaranteePart(
         verdict=verdict,
         css=_CLASSES[verdict.status],
-        drawing=draw(record.exchanges, verification.profile),
+        shares=shares(record.exchanges, verification.profile),
         requests=len(record.exchanges),
         seconds=record.seconds,
         violations=[
@@ -119,9 +132,10 @@ def _part(record: ProbeRecord, verification: Verification) -> GuaranteePart:
 
 
 def _concurrency(verification: Verification) -> Drawing | None:
-    """The largest round of duplicates, to be drawn on top."""
+    """The largest round of duplicates, to be drawn on top; a violation has its own drawing."""
     for record in verification.records:
-        if record.verdict.guarantee is Guarantee.CONCURRENT_DUPLICATES:
+        verdict = record.verdict
+        if verdict.guarantee is Guarantee.CONCURRENT_DUPLICATES and not verdict.violations:
             largest = largest_round(record.exchanges)
             return draw(largest, verification.profile) if largest else None
     return None
