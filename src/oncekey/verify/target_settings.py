@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -109,9 +109,17 @@ class TargetSettings:
     quoted_key: bool = False
     keep_seconds: float | None = None
     slow_seconds: float | None = None
+    openapi: OpenAPISettings = field(default_factory=OpenAPISettings)
 
-    def target(self, environment: Mapping[str, str] = os.environ) -> Target:
-        """Return the target. Raises ConfigurationError."""
+    def target(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        generated: RequestTemplate | None = None,
+    ) -> Target:
+        """Return the target. Raises ConfigurationError.
+
+        `generated` is the main request if it comes from an OpenAPI document.
+        """
         if self.url is None:
             raise ConfigurationError("no URL: give the one that the request is sent to")
         origin, path = split_url(self.url)
@@ -122,6 +130,8 @@ class TargetSettings:
             _with_content_type(plain, self.request.body or ""),
             self.request.body or "",
         )
+        if generated is not None:
+            main = replace(generated, headers=(*generated.headers, *plain))
         return Target(
             origin=origin,
             variants={
