@@ -33,6 +33,14 @@ PROVIDER_SECONDS = 0.02
 SECONDS_MAX = 30
 LONG_RECEIPT_BYTES = 2 * 1024 * 1024
 
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[A-Za-z0-9._-]+$"},
+}
+_KEYED: dict[str, Any] = {"parameters": [_KEY]}
+
 _SIGNING_SECRET = b"of a shop that exists in examples only"
 
 
@@ -101,11 +109,11 @@ def payments_api(guard: Guard, shop: Shop | None = None) -> FastAPI:
     shop = shop or Shop()
     app = FastAPI(title="Payments", docs_url=None, redoc_url=None)
 
-    @app.post("/payments", status_code=201)
+    @app.post("/payments", status_code=201, openapi_extra=_KEYED)
     async def pay(request: Request, asked: Payment) -> Response:
         return await guard.respond(request, account_of, lambda: shop.move_money("payment", asked))
 
-    @app.post("/refunds", status_code=201)
+    @app.post("/refunds", status_code=201, openapi_extra=_KEYED)
     async def refund(request: Request, asked: Payment) -> Response:
         return await guard.respond(request, account_of, lambda: shop.move_money("refund", asked))
 

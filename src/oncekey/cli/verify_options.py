@@ -6,6 +6,7 @@ an OpenAPI document, takes the place of what `TargetSettings.target` returns.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from oncekey.verify.profile import PROFILE_DEFAULT, PROFILES, Profile
 from oncekey.verify.verdict import Guarantee
 
 if TYPE_CHECKING:
+    from oncekey.verify.openapi_requests import GeneratedRequests
     from oncekey.verify.probe import Limits, Probe
     from oncekey.verify.target import Target, Variant
     from oncekey.verify.target_file import FileSettings
@@ -46,6 +48,10 @@ class VerifyOptions:
     other_caller: tuple[str, ...] = ()
     bad_caller: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    openapi: str | None = None
+    operation: str | None = None
+    path_parameters: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
     key_header: str | None = None
     quoted_key: bool = False
     slow: int | None = None
@@ -76,8 +82,15 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True)
 class VerifyPlan:
-    """What is to be verified, and how."""
+    """What is to be verified, and how.
 
+    settings    what the target was made of
+    generated   requests from an OpenAPI document: the target has the first of them, and which one
+                the API accepts is found by trying
+    """
+
+    settings: TargetSettings
+    generated: GeneratedRequests | None
     target: Target
     profile: Profile
     limits: Limits
@@ -90,10 +103,12 @@ def plan_of(options: VerifyOptions, probes: Sequence[Probe]) -> VerifyPlan:
 
     told = FileSettings() if options.config is None else read_target_file(options.config)
     _overlay(told.target, options)
-    target = told.target.target()
+    generated = _generated(told.target)
+    target = told.target.target(generated=None if generated is None else generated.first)
     profile = PROFILES[options.profile or told.profile or PROFILE_DEFAULT.name]
     chosen = _chosen(probes, options.only or told.only, options.skip or told.skip, profile)
-    return VerifyPlan(target, profile, _limits(options, told), chosen)
+    limits = _limits(options, told)
+    return VerifyPlan(told.target, generated, target, profile, limits, chosen)
 
 
 def _overlay(told: TargetSettings, options: VerifyOptions) -> None:
@@ -111,6 +126,7 @@ def _overlay(told: TargetSettings, options: VerifyOptions) -> None:
     for text in options.variants:
         kind, request = _variant(text)
         told.variants[kind] = request
+    _overlay_openapi(told, options)
     told.key_header = options.key_header or told.key_header
     told.quoted_key = options.quoted_key or told.quoted_key
     if options.slow is not None:
@@ -118,6 +134,47 @@ def _overlay(told: TargetSettings, options: VerifyOptions) -> None:
     if options.keep is not None:
         told.keep_seconds = options.keep / 1_000_000
     _overlay_effects(told, options)
+
+
+def _overlay_openapi(told: TargetSettings, options: VerifyOptions) -> None:
+    told.openapi.document = options.openapi or told.openapi.document
+    told.openapi.operation = options.operation or told.openapi.operation
+    for text in options.path_parameters:
+        name, value = _named("--path-parameter", text)
+        told.openapi.path_parameters[name] = value
+    for text in options.fields:
+        name, value = _named("--field", text)
+        try:
+            told.openapi.fields[name] = json.loads(value)
+        except ValueError:
+            told.openapi.fields[name] = value
+    if told.openapi.document is None and (
+        told.openapi.operation or options.path_parameters or options.fields
+    ):
+        raise UsageProblem("--operation, --path-parameter and --field need --openapi")
+
+
+def _named(option: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageProblem(f"{option} {text}: expected is NAME=VALUE")
+    return name, value
+
+
+def _generated(told: TargetSettings) -> GeneratedRequests | None:
+    """Return the requests of an OpenAPI document, if there is one; it may name the key header."""
+    if told.openapi.document is None:
+        return None
+    from oncekey.verify.openapi_requests import GeneratedRequests
+    from oncekey.verify.target_settings import split_url
+
+    if told.request.body is not None:
+        raise UsageProblem("a body and --openapi: give one of them")
+    _, path = split_url(told.url or "")
+    generated = GeneratedRequests(told.openapi, path.partition("?")[0])
+    if generated.key_header is not None:
+        told.key_header = generated.key_header
+    return generated
 
 
 def _overlay_effects(told: TargetSettings, options: VerifyOptions) -> None:

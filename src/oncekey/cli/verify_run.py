@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from oncekey.cli import verify_report
@@ -21,6 +22,7 @@ from oncekey.verify.probe import Budget, Probe
 from oncekey.verify.report_html import html_report
 from oncekey.verify.report_json import json_report
 from oncekey.verify.report_junit import junit_report
+from oncekey.verify.target import Target, Variant
 from oncekey.verify.verdict import Status, Verdict
 from oncekey.verify.verification import Verification, verify
 
@@ -56,7 +58,8 @@ def run_verify(options: VerifyOptions) -> ExitCode:
 async def _verify(plan: VerifyPlan, out: Output) -> Verification:
     budget = plan.limits.budget()
     with out.progress("the first request") as show:
-        first = await try_first_request(plan.target, plan.profile, plan.limits, budget)
+        target = await _target(plan, budget)
+        first = await try_first_request(target, plan.profile, plan.limits, budget)
         async with _shown_progress(plan, budget, show) as begun:
 
             def on_probe(probe: Probe, verdict: Verdict | None) -> None:
@@ -72,6 +75,15 @@ async def _verify(plan: VerifyPlan, out: Output) -> Verification:
                 budget=budget,
                 on_probe=on_probe,
             )
+
+
+async def _target(plan: VerifyPlan, budget: Budget) -> Target:
+    """Returns the target; where requests are generated, with those that the API accepts."""
+    if plan.generated is None:
+        return plan.target
+    found = await plan.generated.find(plan.target, plan.profile, plan.limits, budget)
+    made = plan.settings.target(generated=found.variants[Variant.MAIN])
+    return replace(made, variants={**found.variants, **made.variants})
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +19,8 @@ from oncekey.http.missing_dependency import needs
 from oncekey.verify.probe import Budget, Limits, ProbeRun
 from oncekey.verify.profile import Profile
 from oncekey.verify.recorded_exchange import Exchange
-from oncekey.verify.target import RequestTemplate, Target, Variant
+from oncekey.verify.target import KEY_HEADER_DEFAULT, RequestTemplate, Target, Variant
+from oncekey.verify.target_settings import OpenAPISettings
 
 with needs("verify-openapi"):
     import requests
@@ -29,6 +30,7 @@ with needs("verify-openapi"):
 
 # How many generated requests are tried until the API accepts one, and a second one to compare.
 OPENAPI_TRIES_MAX = 40
+_REJECTED_TRIES = 5
 # Headers of the generator, of its own client and of the caller: the verifier sends its own.
 _NOT_TAKEN = {
     "accept-encoding", "authorization", "connection", "content-length", "cookie", "user-agent",
@@ -41,32 +43,15 @@ class OpenAPIProblem(ConfigurationError):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAPIChoice:
-    """Which operation of which document, and what the generator cannot know.
-
-    document          a file or a URL
-    operation         an operationId, or a method and a path: "POST /charges"
-    path_parameters   values for parameters of the path, such as the id of something that exists
-    fields            members of a JSON body with the values they are to have; they may have
-                      placeholders, such as {"order": "{{unique}}"}
-    """
-
-    document: str
-    operation: str
-    path_parameters: Mapping[str, str] = field(default_factory=dict)
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class FoundRequests:
     """What was found by trying.
 
-    tried   the exchanges, in order; the accepted ones among them
-    note    what a reader of the report should know
+    variants   the accepted request, another one with another body, and one that was rejected
+    tried      the exchanges, in order; the accepted ones among them
+    note       what a reader of the report should know
     """
 
     variants: Mapping[Variant, RequestTemplate]
-    key_header: str | None
     tried: tuple[Exchange, ...]
     note: str
 
@@ -103,37 +88,91 @@ def key_header_of(operation: Any) -> str | None:
     return None
 
 
-async def find_requests(
-    choice: OpenAPIChoice, target: Target, profile: Profile, limits: Limits, budget: Budget
-) -> FoundRequests:
-    """Try generated requests on the API until two different ones were accepted.
+class GeneratedRequests:
+    """Requests for one operation of a document."""
 
-    The second one is the other body. A request that breaks the schema and is refused is the
-    rejected one. Raises OpenAPIProblem if none is accepted.
-    """
-    schema = await asyncio.to_thread(load_document, choice.document)
-    operation = choose_operation(schema, choice.operation)
-    header = key_header_of(operation)
-    trial = replace(target, key_header=header or target.key_header)
-    search = _Search(trial, profile, limits, budget)
-    valid = await asyncio.to_thread(_sample, operation, choice, GenerationMode.POSITIVE)
-    for template in valid:
-        if await search.is_accepted(template) and search.has_two_bodies:
-            break
-    if not search.accepted:
-        raise OpenAPIProblem(search.why_none())
-    variants = {Variant.MAIN: search.accepted[0]}
-    if search.has_two_bodies:
-        variants[Variant.OTHER_BODY] = search.accepted[-1]
-    invalid = await asyncio.to_thread(_sample, operation, choice, GenerationMode.NEGATIVE)
-    for template in list(invalid)[:5]:
-        if await search.is_rejected(template):
-            variants[Variant.REJECTED] = template
-            break
-    note = f"{len(search.exchanges)} generated requests were tried, {len(search.accepted)} accepted"
-    if header is None:
-        note += f"; the document does not mention a key, so {trial.key_header} was sent"
-    return FoundRequests(variants, header, tuple(search.exchanges), note)
+    def __init__(self, told: OpenAPISettings, base_path: str) -> None:
+        """Read the document. Raises OpenAPIProblem.
+
+        `base_path` stands before the paths of the document, if the API is not at its root.
+        """
+        if not told.document or not told.operation:
+            raise OpenAPIProblem("a document and the operation in it are needed, both of them")
+        self._told = told
+        self._base = base_path.rstrip("/")
+        self._operation = choose_operation(load_document(told.document), told.operation)
+        self.key_header = key_header_of(self._operation)
+        self._valid = self._sample(GenerationMode.POSITIVE)
+        if not self._valid:
+            raise OpenAPIProblem(f"nothing could be generated for {told.operation}")
+
+    @property
+    def first(self) -> RequestTemplate:
+        """The first valid request; whether the API accepts it is not known."""
+        return self._valid[0]
+
+    async def find(
+        self, target: Target, profile: Profile, limits: Limits, budget: Budget
+    ) -> FoundRequests:
+        """Try requests on the API until two with different bodies were accepted.
+
+        A request that breaks the schema and is refused is the rejected one. Raises OpenAPIProblem
+        if none is accepted.
+        """
+        search = _Search(target, profile, limits, budget)
+        for template in self._valid:
+            if await search.is_accepted(template) and search.has_two_bodies:
+                break
+        if not search.accepted:
+            raise OpenAPIProblem(search.why_none())
+        variants = {Variant.MAIN: search.accepted[0]}
+        if search.has_two_bodies:
+            variants[Variant.OTHER_BODY] = search.accepted[-1]
+        for template in await asyncio.to_thread(self._sample, GenerationMode.NEGATIVE):
+            if await search.is_rejected(template):
+                variants[Variant.REJECTED] = template
+                break
+        return FoundRequests(variants, tuple(search.exchanges), self._note(search))
+
+    def _note(self, search: _Search) -> str:
+        tried, accepted = len(search.exchanges), len(search.accepted)
+        note = f"{tried} generated requests were tried, {accepted} accepted"
+        if self.key_header is None:
+            note += "; the document does not mention a header for keys"
+        return note
+
+    def _sample(self, mode: GenerationMode) -> list[RequestTemplate]:
+        """Return generated requests; those of the document's own examples first."""
+        path = dict(self._told.path_parameters) or None
+        strategies = [self._operation.as_strategy(mode, path_parameters=path)]
+        if mode is GenerationMode.POSITIVE:
+            strategies = [*self._operation.get_strategies_from_examples(), *strategies]
+        cases = [case for strategy in strategies for case in _cases(strategy)]
+        if mode is GenerationMode.NEGATIVE:
+            cases = [case for case in cases if _is_only_body_wrong(case)]
+            return list(self._templates(cases, {}))[:_REJECTED_TRIES]
+        return list(dict.fromkeys(self._templates(cases, self._told.fields)))[:OPENAPI_TRIES_MAX]
+
+    def _templates(
+        self, cases: Iterable[Any], fields: Mapping[str, Any]
+    ) -> Iterator[RequestTemplate]:
+        not_taken = {*_NOT_TAKEN, (self.key_header or KEY_HEADER_DEFAULT).lower()}
+        for case in cases:
+            given_kwargs = case.as_transport_kwargs(f"http://target{self._base}")
+            if fields and isinstance(given_kwargs.get("json"), dict):
+                given_kwargs["json"] = {**given_kwargs["json"], **fields}
+            try:
+                prepared = requests.Request(**given_kwargs).prepare()
+                body = prepared.body or b""
+                text = body if isinstance(body, str) else body.decode("utf-8")
+            except (ValueError, requests.RequestException):
+                continue  # a template is text
+            headers = tuple(
+                (name, value if isinstance(value, str) else value.decode("latin-1"))
+                for name, value in prepared.headers.items()
+                if name.lower() not in not_taken
+            )
+            yield RequestTemplate(str(prepared.method), str(prepared.path_url), headers, text)
 
 
 class _Search:
@@ -181,20 +220,6 @@ class _Search:
         )
 
 
-def _sample(operation: Any, choice: OpenAPIChoice, mode: GenerationMode) -> list[RequestTemplate]:
-    """Return generated requests; those of the document's own examples first."""
-    given_path = dict(choice.path_parameters) or None
-    strategies = [operation.as_strategy(mode, path_parameters=given_path)]
-    if mode is GenerationMode.POSITIVE:
-        strategies = [*operation.get_strategies_from_examples(), *strategies]
-    cases = [case for strategy in strategies for case in _cases(strategy)]
-    if mode is GenerationMode.NEGATIVE:
-        cases = [case for case in cases if _is_only_body_wrong(case)]
-        choice = replace(choice, fields={})
-    templates = dict.fromkeys(_templates(cases, choice))
-    return list(templates)[:OPENAPI_TRIES_MAX]
-
-
 def _cases(strategy: Any) -> list[Any]:
     cases = []
 
@@ -216,26 +241,6 @@ def _cases(strategy: Any) -> list[Any]:
 def _is_only_body_wrong(case: Any) -> bool:
     parts = case.meta.components.items()
     return [place.value for place, part in parts if part.mode.is_negative] == ["body"]
-
-
-def _templates(cases: Iterable[Any], choice: OpenAPIChoice) -> Iterator[RequestTemplate]:
-    for case in cases:
-        given_kwargs = case.as_transport_kwargs("http://target")
-        if choice.fields and isinstance(given_kwargs.get("json"), dict):
-            given_kwargs["json"] = {**given_kwargs["json"], **choice.fields}
-        try:
-            prepared = requests.Request(**given_kwargs).prepare()
-            body = prepared.body or b""
-            text = body if isinstance(body, str) else body.decode("utf-8")
-        except (ValueError, requests.RequestException):
-            continue  # a template is text
-        header = (key_header_of(case.operation) or "idempotency-key").lower()
-        headers = tuple(
-            (name, value if isinstance(value, str) else value.decode("latin-1"))
-            for name, value in prepared.headers.items()
-            if name.lower() not in {*_NOT_TAKEN, header}
-        )
-        yield RequestTemplate(str(prepared.method), str(prepared.path_url), headers, text)
 
 
 def parse_field(text: str) -> tuple[str, Any]:

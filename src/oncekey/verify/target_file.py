@@ -19,6 +19,7 @@ from oncekey.verify.target import Variant
 from oncekey.verify.target_settings import (
     EffectSettings,
     HeaderTexts,
+    OpenAPISettings,
     RequestSettings,
     TargetSettings,
 )
@@ -30,13 +31,14 @@ _REQUEST_KEYS = ("method", "path", "headers", "body", "json", "body_file")
 FILE_KEYS: Mapping[str, tuple[str, ...]] = {
     "": (
         *("url", "profile", "key_header", "quoted_key", "keep", "slow", "only", "skip"),
-        *("request", "callers", "variants", "effects", "limits"),
+        *("request", "callers", "variants", "effects", "limits", "openapi"),
     ),
     "request": tuple(key for key in _REQUEST_KEYS if key != "path"),
     "callers": ("main", "other", "bad"),
     "variants": tuple(kind for kind in Variant if kind is not Variant.MAIN),
     "variants.*": _REQUEST_KEYS,
     "effects": ("url", "path", "match", "headers", "command", "sql", "database", "ids"),
+    "openapi": ("document", "operation", "path_parameters", "fields"),
     "limits": ("requests", "concurrency", "timeout", "patience", "total"),
 }
 
@@ -163,6 +165,7 @@ def _settings(top: _Table) -> FileSettings:
         quoted_key=top.flag("quoted_key"),
         keep_seconds=top.seconds("keep"),
         slow_seconds=top.seconds("slow"),
+        openapi=_openapi(top.table("openapi", FILE_KEYS["openapi"])),
     )
     told.key_header = top.text("key_header") or told.key_header
     limits = _limits(top.table("limits", FILE_KEYS["limits"]))
@@ -212,6 +215,18 @@ def _effects(table: _Table) -> EffectSettings:
             if key in table.content and way not in ways:
                 table.fail(key, f"it belongs to {way}, which is not there")
     return told
+
+
+def _openapi(table: _Table) -> OpenAPISettings:
+    if table.content and not {"document", "operation"} <= table.content.keys():
+        table.fail("document", "a document and the operation in it are needed, both of them")
+    parameters = table.content.get("path_parameters", {})
+    fields = table.content.get("fields", {})
+    for key, value in (("path_parameters", parameters), ("fields", fields)):
+        if not isinstance(value, dict):
+            table.fail(key, f'a table is expected, such as {{ id = "1" }}, not {value!r}')
+    texts = {name: str(value) for name, value in parameters.items()}
+    return OpenAPISettings(table.text("document"), table.text("operation"), texts, fields)
 
 
 def _limits(table: _Table) -> dict[str, float]:

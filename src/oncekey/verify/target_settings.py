@@ -10,7 +10,8 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from oncekey.core.errors import ConfigurationError
@@ -75,6 +76,23 @@ class EffectSettings:
 
 
 @dataclass(slots=True)
+class OpenAPISettings:
+    """An operation of an OpenAPI document whose requests are generated, and what cannot be.
+
+    document          a file or a URL; without one, the request is the user's own
+    operation         an operationId, or a method and a path: "POST /charges"
+    path_parameters   values of parameters in the path, such as the id of something that exists
+    fields            members of the JSON body with the values they are to have; they may have
+                      placeholders, such as {"order": "{{unique}}"}
+    """
+
+    document: str | None = None
+    operation: str | None = None
+    path_parameters: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class TargetSettings:
     """Everything that a user can tell about an API.
 
@@ -91,9 +109,17 @@ class TargetSettings:
     quoted_key: bool = False
     keep_seconds: float | None = None
     slow_seconds: float | None = None
+    openapi: OpenAPISettings = field(default_factory=OpenAPISettings)
 
-    def target(self, environment: Mapping[str, str] = os.environ) -> Target:
-        """Return the target. Raises ConfigurationError."""
+    def target(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        generated: RequestTemplate | None = None,
+    ) -> Target:
+        """Return the target. Raises ConfigurationError.
+
+        `generated` is the main request if it comes from an OpenAPI document.
+        """
         if self.url is None:
             raise ConfigurationError("no URL: give the one that the request is sent to")
         origin, path = split_url(self.url)
@@ -104,6 +130,8 @@ class TargetSettings:
             _with_content_type(plain, self.request.body or ""),
             self.request.body or "",
         )
+        if generated is not None:
+            main = replace(generated, headers=(*generated.headers, *plain))
         return Target(
             origin=origin,
             variants={

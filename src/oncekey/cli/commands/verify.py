@@ -42,6 +42,16 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     multiple=True,
     help="Another request: its body, or /path, or both: 'slow={...}', 'other-path=/refunds'.",
 )
+@click.option("--openapi", metavar="DOCUMENT", help="Generate requests from this file or URL.")
+@click.option("--operation", metavar="NAME", help="In it: an operationId, or 'POST /charges'.")
+@click.option(
+    "--path-parameter",
+    "path_parameters",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="In its path: something that exists.",
+)
+@click.option("--field", "fields", metavar="NAME=VALUE", multiple=True, help="In generated bodies.")
 @click.option("--key-header", metavar="NAME", help="Idempotency-Key by default.")
 @click.option("--quoted-key", is_flag=True, help='Send keys in quotes: "...".')
 @click.option(
@@ -102,6 +112,7 @@ def verify(context: click.Context, /, **options: Any) -> None:
     Examples:
       oncekey verify http://127.0.0.1:8000/charges -d '{"order": "{{unique}}"}' --dry-run
       oncekey verify http://127.0.0.1:8000/charges -d @charge.json --caller 'X-Api-Key: $API_KEY'
+      oncekey verify http://127.0.0.1:8000 --openapi openapi.json --operation 'POST /charges'
       oncekey verify --config charges.toml --html report.html
       oncekey verify --config charges.toml --yes --junit verify.xml --strict
     """
