@@ -55,6 +55,7 @@ class AttemptTask(Task):
         times, recoverable, registered = process.settings
         self.id = IDS[key]
         self.name, token = world.new_owner()
+        self._tokens = [token]
         claim = Claim(
             self.id, token, fingerprint, times.lease, times.keep, times.audit, times.retry_safe,
             label="charge", keep_unknown=times.keep_unknown,
@@ -76,13 +77,17 @@ class AttemptTask(Task):
     def perform(self, effect: Any) -> object:
         assert type(effect) is Grant
         if starts_too_late(effect, self.clock()):
-            return StartedTooLate(self.world.new_owner(self.name)[1])
+            if self.world.met is not None:
+                self.world.met["late start"] += 1
+            self._tokens.append(self.world.new_owner(self.name)[1])
+            return StartedTooLate(self._tokens[-1])
         self._begin(effect)
         return None
 
     def returned(self, outcome: AttemptOutcome) -> None:
         world = self.world
         self.process.attempts.pop(self, None)
+        world.unended.difference_update(self._tokens)
         if world.story is not None:
             world.tell(f"{self.name} returns {describe_outcome(outcome)}")
         if world.met is not None:
@@ -193,6 +198,7 @@ class AttemptTask(Task):
 
     def _leave(self) -> None:
         """The body has ended: its owner believes in no claim any more."""
+        self.world.unended.difference_update(self._tokens)
         self._beat = None
         if self._owner is not None:
             self._owner.will_act = False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.support.explorer.operator import operator
 from tests.support.explorer.scenario import BodyEnding
 from tests.support.simulation.attempt_task import AttemptTask
-from tests.support.simulation.plan import IDS, MILLISECOND, BodyPlan, Settings
+from tests.support.simulation.plan import IDS, MILLISECOND, SECOND, BodyPlan, Settings
 from tests.support.simulation.simulated_process import SimulatedProcess
 from tests.support.simulation.task import Task
 
@@ -23,7 +23,8 @@ from oncekey.engine.deferred_writes import SEND_EVERY_US
 if TYPE_CHECKING:
     from tests.support.simulation.simulation import Simulation
 
-SHORT_BODY = BodyPlan(MILLISECOND, 0, True, MILLISECOND, BodyEnding.RETURNED, True)
+COMPLETER_LOOKS: Final = 5
+SHORT_BODY: Final = BodyPlan(MILLISECOND, 0, True, MILLISECOND, BodyEnding.RETURNED, True)
 
 
 class OperatorTask(Task):
@@ -57,8 +58,8 @@ def _free_failed(id: bytes, name: str) -> Generator[Effect, Any, None]:
 
 
 class CompleterTask(Task):
-    """A completer that looks at one key and finishes what was abandoned, by the rules of core. It
-    may ask several times in vain, as every process that starts does."""
+    """A completer that looks at one key some times, and finishes what was abandoned, by the rules
+    of core."""
 
     def __init__(self, world: Simulation, process: SimulatedProcess, number: int, key: int) -> None:
         self.name = f"completer {number}"
@@ -87,16 +88,23 @@ def _complete(id: bytes, settings: Settings) -> Generator[Effect, Any, Record | 
         recovers=settings.recoverable,
         recover_grace=times.recover_grace,
     )
-    result: CommandResult = yield Look(id)
-    seen = result.reply
-    if not isinstance(seen, Seen) or seen.record is None:
-        return None
-    record = seen.record
-    action = next_action(record, seen.now, registration)
-    if action.kind is ActionKind.RECOVER:
-        state = yield from recover(record)
-        return record if state is State.ABSENT and settings.registered else None
-    return record if action.kind is ActionKind.RUN else None
+    for _ in range(COMPLETER_LOOKS):
+        result: CommandResult = yield Look(id)
+        seen = result.reply
+        if not isinstance(seen, Seen):
+            yield Sleep(times.lease)
+            continue
+        record = seen.record
+        action = next_action(record, seen.now, registration)
+        if action.kind is ActionKind.LATER:
+            yield Sleep(min(action.after, 2 * SECOND))
+        elif action.kind is ActionKind.RECOVER:
+            assert record is not None
+            state = yield from recover(record)
+            return record if state is State.ABSENT and settings.registered else None
+        else:
+            return record if action.kind is ActionKind.RUN else None
+    return None
 
 
 def _nothing(_: object) -> None:

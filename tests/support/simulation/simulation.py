@@ -98,6 +98,7 @@ class Simulation:
         self.judge = Judge(plan, code)
         self.store = SimulatedStore(code, self.judge)
         self.results: list[tuple[AttemptTask, int, bytes]] = []
+        self.unended: set[bytes] = set()  # the owners whose bodies have not ended
         self._queue: list[tuple[int, int, SimulatedProcess | None, int, Any, Any]] = []
         self._scheduled = 0
         self._spread = plan.spread
@@ -164,7 +165,9 @@ class Simulation:
         number, self._owners = self._owners, self._owners + 1
         if not name:
             name = chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
-        return name, f"{name}.{number}".encode().ljust(16, b".")
+        token = f"{name}.{number}".encode().ljust(16, b".")
+        self.unended.add(token)
+        return name, token
 
     # --- callers ------------------------------------------------------------------------------
 

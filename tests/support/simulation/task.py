@@ -99,6 +99,8 @@ class Task:
     def _ask(self, record: Record) -> None:
         """Ask the outside world what became of a key; the answer may be old when it comes."""
         found = self._what_happened(record)
+        if self.world.met is not None:
+            self.world.met["recover"] += 1
         if self.world.story is not None:
             text = found.state.name if found is not None else "that nobody can tell"
             self.world.tell(f"{self.name} finds out what happened: {text}")
@@ -107,13 +109,16 @@ class Task:
         self.later(MILLISECOND + self.draw(longest), self.resume, found)
 
     def _what_happened(self, record: Record) -> Recovered | None:
-        """The truth. Nobody can tell while a body may still act whatever its clock says."""
+        """The truth. Nobody can tell while a body may still act, whatever the store's clock says."""
         history = self.world.judge.keys[record.id]
         if self.operator and self.draw(4) == 0:
             return DECLINED  # a decision, whatever has happened
         if history.effect_under(record.fence) is not SideEffect.NONE:
             return FOUND
+        world = self.world
         owner = history.owners.get(record.fence)
-        if owner is not None and owner.may_still_act(self.world.now):
+        if owner is not None and owner.may_still_act(world.now):
             return None
+        if world.judge.set_ahead_at >= 0 and record.owner in world.unended:
+            return None  # its lease has ended early, and its body may yet begin
         return None if self.draw(8) == 0 else FREE
