@@ -34,7 +34,7 @@ def test_the_tools_of_our_own_tests_are_not_in_the_package() -> None:
     folders = {path.parent.name for path in (PACKAGE / "testing").rglob("*.py")}
     own = {"explore", "explorer", "hammer", "mutants", "servers"}
     assert own & (names | folders) == set()
-    assert folders == {"testing", "contract"}
+    assert folders == {"testing", "contract", "app_check"}
 
 
 def test_only_the_demo_starts_processes() -> None:

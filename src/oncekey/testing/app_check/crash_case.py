@@ -20,7 +20,7 @@ from oncekey.testing.fake_clock import FakeClock
 
 CRASH_POINTS_MAX: Final = 60
 LEASES_WAITED: Final = 2  # a lease, and the time in which a silent owner may still act
-RETRIES: Final = 5
+CRASH_RETRIES: Final = 5
 _SECOND_US: Final = 1_000_000
 
 NO_FAILPOINTS: Final = (
@@ -108,7 +108,7 @@ def _crash_at(
     failpoints.clear()
     story.note(f"{request}, and a crash {point}", lost)
     answer = lost
-    for _ in range(RETRIES):
+    for _ in range(CRASH_RETRIES):
         clock.advance(wait_us)
         answer = yield from story.send(request)
         if answer.kind is not AnswerKind.IN_FLIGHT:

@@ -207,7 +207,10 @@ class ContractBase:
 
     def open_store(self, clock: Callable[[], int]) -> Store | AsyncStore:
         """A new, empty store that reads its time from `clock` (microseconds)."""
-        raise NotImplementedError("override open_store")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method open_store(self, clock) that returns a new, "
+            "empty store"
+        )
 
     def pass_time(self, clock: FakeClock, us: int) -> None:
         clock.advance(us)
