@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.hammer.checker import RULES, check
-from tests.support.hammer.command_log import Entry
+from tests.support.hammer.command_log import BODY, NOT_STARTED, RAISED, RESULT, Entry
 from tests.support.hammer.lost_replies import resolve_failures
 
 from oncekey.core.record import State
@@ -41,6 +41,22 @@ def finished(at: int, owner: str, fence: int, reply: str = "Done", **more: Any) 
     return owner_command(at, "Finish", owner, fence, reply, **values)
 
 
+def body(at: int, fence: int, ended: str = "Returned", **more: Any) -> Entry:
+    return Entry("key", BODY, at, at + 10, ended, fence=fence, **more)
+
+
+def result(at: int, fence: int) -> Entry:
+    return Entry("key", RESULT, at, at, "", fence=fence)
+
+
+def looked(at: int, note: str) -> Entry:
+    return Entry("key", "Look", at, at + 10, "Seen", given_note=note)
+
+
+def resolved(at: int, fence: int, note: str, state: State = S) -> Entry:
+    return Entry("key", "Resolve", at, at + 10, "Done", fence=fence, state=state, note=note)
+
+
 SAFE = {"retry_safe": True}
 CLEAN = [
     granted(0, "a", 1),
@@ -48,15 +64,20 @@ CLEAN = [
     claim(60, "b", "Mismatched", fingerprint="other"),
     granted(70, "a", 1),
     owner_command(80, "Renew", "a", 1, lease=LEASE),
+    body(85, 1, deadline=80 + LEASE),
     finished(100, "a", 1),
+    result(105, 1),  # of a caller that was faster than the reply to the finish
     finished(200, "a", 1),
     replayed(300, 1),
+    looked(310, ""),
     granted(100 + KEEP, "c", 2, **SAFE),
     granted(200 + KEEP + LEASE, "d", 3, 2, taken_over=True, **SAFE),
     finished(300 + KEEP + LEASE, "c", 2, "Lost"),
     owner_command(400 + KEEP + LEASE, "Release", "d", 3),
     granted(500 + KEEP + LEASE, "e", 4, 3),
     claim(600 + KEEP + LEASE * 2, "f", "Unknown", 4, given_fingerprint="usual"),
+    resolved(700 + KEEP + LEASE * 2, 4, "by hand"),
+    looked(800 + KEEP + LEASE * 2, "hand\nby hand; its late owner then reported: failed"),
 ]
 
 BROKEN = {
@@ -86,6 +107,16 @@ BROKEN = {
     "i1_every_run_has_its_reason (nobody freed it)": [
         granted(0, "a", 1), granted(LEASE, "b", 2, 2)
     ],
+    "i1_an_error_frees_only_what_is_retry_safe": [
+        granted(0, "a", 1), body(20, 1, RAISED), owner_command(40, "Release", "a", 1)
+    ],
+    "i5_owners_count_from_the_sending": [granted(0, "a", 1), body(20, 1, deadline=LEASE + 10)],
+    "i7_rejections_leave_no_note": [
+        granted(0, "a", 1), claim(20, "b", "Mismatched", fingerprint="other"),
+        looked(40, "mismatch"),
+    ],
+    "i13_results_are_stored_first": [granted(0, "a", 1), result(40, 1), finished(50, "a", 1)],
+    "i13_results_are_stored_first (never)": [granted(0, "a", 1), result(40, 1)],
     "i12_a_fresh_start_only_after_expiry": [granted(0, "a", 1), granted(LEASE * 2, "b", 2)],
     "i12_a_fresh_start_only_after_expiry (freed)": [
         granted(0, "a", 1), owner_command(50, "Release", "a", 1), granted(LEASE * 2, "b", 2)
@@ -134,6 +165,12 @@ def test_each_rule_finds_what_it_is_for(name: str) -> None:
 
 def test_every_rule_has_a_broken_history() -> None:
     assert {rule.__name__ for rule in RULES} == {name.split()[0] for name in BROKEN}
+
+
+@pytest.mark.parametrize("ended", [body(20, 1, NOT_STARTED), body(20, 1, RAISED, **SAFE)])
+def test_a_body_that_was_not_started_or_is_retry_safe_may_free_its_key(ended: Entry) -> None:
+    freed = owner_command(40, "Release", "a", 1)
+    assert rules_fired([granted(0, "a", 1), ended, freed]) == set()
 
 
 def test_a_release_without_a_fence_frees_the_last_grant_of_its_owner() -> None:

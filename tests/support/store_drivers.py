@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 
 _MODULES = {
+    "sqlite": ("oncekey.stores.sqlite",),
     "postgresql": (
         "oncekey.stores.postgres.psycopg_store",
         "oncekey.stores.postgres.asyncpg_store",

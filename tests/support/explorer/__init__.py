@@ -23,7 +23,7 @@ separately: all orders of the statements of two or three programs, on a real dat
     sqlite_races,               every order of the statements on SQLite and on PostgreSQL
     postgres_races,
     postgres_race_schema
-    mutation                    changed copies of real modules, for tests/explore/test_mutants.py
+    mutation                    changed copies of real modules, for tests/support/mutants
 
 How to run it. `python -m tests.support.explorer` explores all scenarios and the races on SQLite and
 prints the counts; `pytest tests/explore` does so with assertions, and checks that every seeded

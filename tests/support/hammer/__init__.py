@@ -2,14 +2,15 @@
 their logs.
 
 How it works. A parent process forks the workers and a sweeper. Each worker runs attempts, through
-Once and by bare commands, with random pauses, lost replies and crashes, and logs every command with
-its reply and both times. The checker then holds the invariants of CONTRIBUTING.md against the logs
-of all workers, key by key; it never asks the store. To show that it finds something, it is also run
-on stores that are broken on purpose.
+Once and by bare commands, with random pauses, lost commands, lost replies and crashes, and logs
+every command with its reply and both times. The checker then holds the invariants of
+CONTRIBUTING.md against the logs of all workers, key by key; it never asks the store. To show that
+it finds something, it is also run on stores that are broken on purpose, and on mutants.
 
     hammer_run      the plan of a run, and the parent that forks the workers
     worker          what one worker does
-    command_log     one line per command, in a file of each worker
+    recorder        the store that a worker uses: it logs commands, and loses some
+    command_log     one line per command, body and result, in a file of each worker
     lost_replies    which commands without a reply took effect, by the replies to their repeats
     key_history     the log of one key in order: grants, outcomes, generations
     checker         the invariants

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tests.support.hammer.command_log import Entry
+from tests.support.hammer.command_log import BODY, RAISED, RESULT, Entry
 from tests.support.hammer.key_history import FINAL, Grant, KeyHistory, histories
+
+from oncekey.core.notes import decision, lines
 
 # The store reads the wall clock and the logs a monotonic one; NTP may slew one against the other.
 TOLERANCE_US = 1_500
@@ -86,6 +88,26 @@ def i5_leases_never_overlap(history: KeyHistory, keep: int) -> Iterator[str]:
         if grant.closing_sent is None or grant.closing_sent > overtaken:
             early = grant.until - overtaken
             yield f"fence {grant.fence} was overtaken {early} us before its lease ended"
+
+
+def i5_owners_count_from_the_sending(history: KeyHistory, keep: int) -> Iterator[str]:
+    """An attempt believes in its lease until its claim or renewal was sent plus the lease at most,
+    so that its owner stops before the store lets anybody take over."""
+    for body in history.bodies:
+        until = history.leases.get(body.fence)
+        if until is not None and body.deadline > until:
+            late = body.deadline - until
+            yield f"fence {body.fence} believed in its lease for {late} us too long"
+
+
+def i1_an_error_frees_only_what_is_retry_safe(history: KeyHistory, keep: int) -> Iterator[str]:
+    for body in history.bodies:
+        if body.reply != RAISED or body.retry_safe:
+            continue
+        for entry in history.entries:
+            freed = entry.verb == "Release" and entry.reply == "Done"
+            if freed and entry.fence == body.fence and entry.sent >= body.came:
+                yield f"fence {body.fence} was freed though its body raised and is not retry-safe"
 
 
 def i1_every_run_has_its_reason(history: KeyHistory, keep: int) -> Iterator[str]:
@@ -165,6 +187,23 @@ def i7_mismatch_exactly_when_it_differs(history: KeyHistory, keep: int) -> Itera
                 yield "a claim got busy though only another request held the key"
 
 
+def i7_rejections_leave_no_note(history: KeyHistory, keep: int) -> Iterator[str]:
+    """A note has the lines of those who decided the key, and nothing else."""
+    for entry in history.entries:
+        for line in lines(entry.given_note):
+            written = decision(line)  # the first line of a long note is cut off at its beginning
+            if not any(note.endswith(written) for note in history.notes):
+                yield f"nobody has decided the key, but its note says {line!r}"
+
+
+def i13_results_are_stored_first(history: KeyHistory, keep: int) -> Iterator[str]:
+    for result in history.results:
+        stored = history.outcomes.get(result.fence, [])
+        # A replay may come before the reply to the finish itself.
+        if not any(outcome.sent <= result.came for outcome in stored):
+            yield f"a caller got the result of fence {result.fence} before it was stored"
+
+
 def i9_repeats_get_the_same_reply(history: KeyHistory, keep: int) -> Iterator[str]:
     claimed: dict[str, Entry] = {}
     finished: dict[tuple[str, int, int, str], Entry] = {}
@@ -228,16 +267,20 @@ CERTAIN_RULES: tuple[Rule, ...] = (
     i6_fences_are_unique_and_grow,
     i2_the_overtaken_are_refused,
     i5_leases_never_overlap,
+    i5_owners_count_from_the_sending,
+    i7_rejections_leave_no_note,
 )
 RULES: tuple[Rule, ...] = (
     *CERTAIN_RULES,
     i2_one_outcome_per_generation,
     i1_every_run_has_its_reason,
+    i1_an_error_frees_only_what_is_retry_safe,
     i12_a_fresh_start_only_after_expiry,
     i3_replays_are_what_was_stored,
     i4_what_was_stored_stays,
     i7_mismatch_exactly_when_it_differs,
     i9_repeats_get_the_same_reply,
+    i13_results_are_stored_first,
     i14_a_living_owner_is_accepted,
 )
 
@@ -245,7 +288,9 @@ RULES: tuple[Rule, ...] = (
 def _counts(entries: Sequence[Entry], keys: Sequence[KeyHistory]) -> dict[str, int]:
     verbs = Counter((entry.verb, entry.reply) for entry in entries)
     return {
-        "commands": len(entries),
+        "commands": sum(n for (verb, _), n in verbs.items() if verb not in (BODY, RESULT)),
+        "bodies": sum(n for (verb, _), n in verbs.items() if verb == BODY),
+        "results": sum(n for (verb, _), n in verbs.items() if verb == RESULT),
         "claims": sum(n for (verb, _), n in verbs.items() if verb == "Claim"),
         "grants": sum(len(history.grants) for history in keys),
         "takeovers": sum(g.taken_over for history in keys for g in history.grants),

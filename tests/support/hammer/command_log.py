@@ -1,7 +1,8 @@
-"""The log of a worker: one line per command, in a file of its own.
+"""The log of a worker: one line per command, body and result, in a file of its own.
 
-A line is written when the reply has come, also if the worker then acts as if the reply were lost
-(`seen` is False): the checker knows more than the workers do. Times are microseconds of
+The line of a command is written when the reply has come, also if the worker then acts as if the
+reply were lost (`seen` is False): the checker knows more than the workers do. Bodies that ran
+through Once, and results that their callers got, have lines too. Times are microseconds of
 CLOCK_MONOTONIC, which all processes of one host share.
 """
 
@@ -26,8 +27,13 @@ from oncekey.core.commands import (
     Reply,
     Resolve,
     SaveStep,
+    Seen,
     Unknown,
 )
+
+# Verbs of lines that are no command. The reply of a body is how it ended.
+BODY, RESULT = "Body", "Result"
+RETURNED, RAISED, NOT_STARTED = "Returned", "Raised", "NotStarted"
 
 
 def monotonic_us() -> int:
@@ -58,6 +64,8 @@ class Entry:
     given_state: int = 0
     given_body: str = ""
     given_fingerprint: str = ""
+    given_note: str = ""
+    deadline: int = 0  # of a body: until when its attempt believed that it held the key
 
 
 def entry(command: Command, reply: Reply | None, sent: int, came: int, *, seen: bool) -> Entry:
@@ -97,6 +105,8 @@ def entry(command: Command, reply: Reply | None, sent: int, came: int, *, seen: 
             "given_fence": reply.record.fence,
             "given_fingerprint": reply.record.fingerprint.hex(),
         }
+    if isinstance(reply, Seen) and reply.record is not None:
+        values["given_note"] = reply.record.note
     name = type(reply).__name__ if reply is not None else "error"
     verb = type(command).__name__
     return Entry(command.id.hex(), verb, sent, came, name, seen, **values)

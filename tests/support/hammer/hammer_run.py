@@ -21,8 +21,9 @@ from typing import Any
 
 from tests.support.hammer.checker import HammerReport, check
 from tests.support.hammer.command_log import Log, read_logs
+from tests.support.hammer.recorder import CRASHED
 from tests.support.hammer.saboteurs import SABOTEURS
-from tests.support.hammer.worker import CRASHED, Load, Worker
+from tests.support.hammer.worker import Load, Worker
 from tests.support.store_drivers import import_driver
 
 from oncekey.core.errors import StoreUnavailable
@@ -48,17 +49,20 @@ class HammerPlan:
     crashes: bool = True
     sabotage: str = ""
     seed: int = 0
+    through_once: float = 0.15  # the share of the work that is done through Once
 
     @property
     def load(self) -> Load:
-        return Load(self.keys, self.lease, self.keep, self.audit, self.crashes)
+        times = (self.lease, self.keep, self.audit)
+        return Load(self.keys, *times, self.crashes, self.through_once)
 
 
-def run_hammer(plan: HammerPlan) -> HammerReport:
-    """Run the plan in a process of its own."""
+def run_hammer(plan: HammerPlan, environment: dict[str, str] | None = None) -> HammerReport:
+    """Run the plan in a process of its own, with this environment."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.hammer", "--plan", json.dumps(asdict(plan))],
         cwd=Path(__file__).parents[3],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=plan.seconds * 4 + 120,

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tests.support.hammer.command_log import Entry
+from tests.support.hammer.command_log import BODY, RESULT, Entry
 from tests.support.hammer.lost_replies import resolve_failures
 
 from oncekey.core.record import State
@@ -54,7 +54,11 @@ class KeyHistory:
     """All that the logs say of one key."""
 
     key: str
-    entries: list[Entry]
+    entries: list[Entry]  # of commands
+    bodies: list[Entry] = field(default_factory=list)
+    results: list[Entry] = field(default_factory=list)
+    leases: dict[int, int] = field(default_factory=dict)  # fence: the latest end of its lease
+    notes: set[str] = field(default_factory=set)  # of every decision that was sent
     grants: list[Grant] = field(default_factory=list)  # by fence
     outcomes: dict[int, list[FinalOutcome]] = field(default_factory=dict)  # by fence
     freed: dict[int, int] = field(default_factory=dict)  # fence: first sent
@@ -95,13 +99,33 @@ def histories(entries: Iterable[Entry], keep: int) -> list[KeyHistory]:
         by_key[entry.key].append(entry)
     made = []
     for key, some in by_key.items():
-        known, certain = resolve_failures(some, keep)
+        commands = [entry for entry in some if entry.verb not in (BODY, RESULT)]
+        known, certain = resolve_failures(commands, keep)
         history = KeyHistory(key, sorted(known, key=lambda entry: entry.came), certain=certain)
+        history.bodies = [entry for entry in some if entry.verb == BODY]
+        history.results = [entry for entry in some if entry.verb == RESULT]
+        # From the log as it is: a repeat counts from when it was sent itself.
+        history.leases = _ends_of_leases(commands)
+        history.notes = {entry.note for entry in commands if entry.verb == "Resolve"}
         _find_grants(history)
         _find_endings(history)
         _number_generations(history)
         made.append(history)
     return made
+
+
+def _ends_of_leases(commands: Iterable[Entry]) -> dict[int, int]:
+    """Until when the owner of each fence may believe that it holds the key, by its last reply."""
+    ends: dict[int, int] = {}
+    for entry in commands:
+        fence = 0
+        if entry.verb == "Claim" and entry.reply == "Claimed":
+            fence = entry.given_fence
+        elif entry.verb == "Renew" and entry.reply == "Done":
+            fence = entry.fence
+        if fence:
+            ends[fence] = max(ends.get(fence, 0), entry.sent + entry.lease)
+    return ends
 
 
 def _find_grants(history: KeyHistory) -> None:

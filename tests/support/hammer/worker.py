@@ -1,20 +1,28 @@
 """One worker process of the hammer: attempts with pauses, crashes and lost replies, all logged.
 
-A `Recorder` wraps the store: it logs every command with its reply, then may drop the reply or end
-the process.
+A Recorder (recorder.py) wraps the store and logs every command. What runs through Once is logged as
+its caller sees it, too: each body, and each result.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.hammer.command_log import Log, entry, monotonic_us
+from tests.support.hammer.command_log import (
+    BODY,
+    NOT_STARTED,
+    RAISED,
+    RESULT,
+    RETURNED,
+    Entry,
+    Log,
+    monotonic_us,
+)
+from tests.support.hammer.recorder import Recorder
 
 from oncekey.core.codec import JSON, pack_error, pack_value
 from oncekey.core.commands import (
@@ -22,12 +30,13 @@ from oncekey.core.commands import (
     Claimed,
     Command,
     Finish,
+    Look,
+    Mismatched,
     Release,
     Renew,
     Reply,
     Resolve,
     SaveStep,
-    Seen,
     Unknown,
 )
 from oncekey.core.errors import (
@@ -39,9 +48,9 @@ from oncekey.core.errors import (
 )
 from oncekey.core.identity import Identities
 from oncekey.core.policy import Policy
-from oncekey.core.record import Record, State
-from oncekey.core.search import Cursor, Measures, Page, Query
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Store, Unfinished
+from oncekey.core.record import State
+from oncekey.core.search import Query
+from oncekey.core.store import Store
 from oncekey.engine.administration import (
     FREE,
     decide_key,
@@ -53,11 +62,6 @@ from oncekey.engine.administration import (
 )
 from oncekey.engine.blocking.once import Once
 
-CRASHED = 7  # the exit code of a worker that crashed on purpose
-
-LOSE_REPLY = 0.05
-CRASH = 0.003
-THROUGH_ONCE = 0.15
 IN_BATCHES = 0.25
 OPERATES = 0.05
 BATCH_MAX = 10
@@ -68,95 +72,15 @@ UNKNOWN_KEYS = Query(states=frozenset((State.UNKNOWN,)))
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the workers share: how many keys, and the durations in microseconds."""
+    """What the workers share: how many keys, the durations in microseconds, and which share of
+    the work is done through Once instead of by commands."""
 
     keys: int
     lease: int
     keep: int
     audit: int
     crashes: bool = True
-
-
-class Recorder:
-    """A store that logs every command, and sometimes drops the reply or ends the process."""
-
-    immediate = True  # no batches by the engine: the worker makes batches itself
-    max_in_flight = 1
-
-    def __init__(self, inner: Store, log: Log, dice: random.Random, *, crashes: bool) -> None:
-        self.inner = inner
-        self.guarantee = inner.guarantee
-        self.lazy = inner.lazy
-        self._log = log
-        self._dice = dice
-        self._crashes = crashes
-        self._in_flight = 0
-        self._lock = threading.Lock()
-
-    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        fate = self._dice.random()
-        seen = fate > LOSE_REPLY
-        replies = self._applied(commands, seen=seen)
-        if self._crashes and fate > 1 - CRASH:
-            self._crash()
-        if not seen:
-            self._log.count("lost replies", len(commands))
-            raise StoreUnavailable("the hammer lost this reply", ambiguous=True)
-        return replies
-
-    def _applied(self, commands: Sequence[Command], *, seen: bool) -> list[Reply]:
-        with self._lock:
-            self._in_flight += 1
-        try:
-            sent = monotonic_us()
-            try:
-                replies = self.inner.apply(commands)
-            except StoreUnavailable:
-                came = monotonic_us()
-                self._log.write(*(entry(one, None, sent, came, seen=False) for one in commands))
-                raise
-            came = monotonic_us()
-            pairs = zip(commands, replies, strict=True)
-            self._log.write(*(entry(one, reply, sent, came, seen=seen) for one, reply in pairs))
-            return replies
-        finally:
-            with self._lock:
-                self._in_flight -= 1
-
-    def _crash(self) -> None:
-        """End the process, unless a call of another thread is in flight, whose reply would not be
-        logged."""
-        with self._lock:
-            if not self._in_flight:
-                self._log.count("crashes")
-                os._exit(CRASHED)
-
-    def bind(self, check: bytes, /) -> Seen | None:
-        return self.inner.bind(check)
-
-    def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
-        return self.inner.sweep(limit)
-
-    def elect(self, token: bytes, lease: int, /) -> bool:
-        return self.inner.elect(token, lease)
-
-    def unfinished(self, after: int, limit: int, /) -> Unfinished:
-        return self.inner.unfinished(after, limit)
-
-    def search(self, query: Query, limit: int, after: Cursor, /) -> Page:
-        return self.inner.search(query, limit, after)
-
-    def history(self, id: bytes, /) -> list[Record]:
-        return self.inner.history(id)
-
-    def measure(self) -> Measures:
-        return self.inner.measure()
-
-    def join(self, connection: Any, /) -> CallerTransaction:
-        return self.inner.join(connection)
-
-    def close(self) -> None:
-        self.inner.close()
+    through_once: float = 0.15
 
 
 class Worker:
@@ -178,41 +102,73 @@ class Worker:
         while time.monotonic() < end:
             key = f"key {self.dice.randrange(self.load.keys)}"
             chance = self.dice.random()
-            if chance < THROUGH_ONCE:
-                self.through_once(key)
-            elif chance < THROUGH_ONCE + IN_BATCHES:
+            if chance < self.load.through_once:
+                self.run_once(key)
+            elif chance < self.load.through_once + IN_BATCHES:
                 self.in_batches()
-            elif chance < THROUGH_ONCE + IN_BATCHES + OPERATES:
+            elif chance < self.load.through_once + IN_BATCHES + OPERATES:
                 self.operate()
             else:
                 self.by_hand(key)
 
     # --- through the engine -------------------------------------------------------------------
 
-    def through_once(self, key: str) -> None:
+    def run_once(self, key: str) -> None:
+        safe = self.dice.random() > UNSAFE
+        id = self.identities.identify("", "hammer", key).id
+
         def body(attempt: Any) -> str:
-            chance = self.dice.random()
-            if chance < 0.5:
-                attempt.step("pay", lambda child: child)
-            if chance < 0.1:
-                raise NotStarted
-            if chance < 0.2:
-                raise Terminal("the hammer says so")
-            if chance < 0.4:
-                self.pause(2.0)  # heartbeats keep the claim alive
-            return f"{attempt.fence}"
+            began = monotonic_us()
+            ended = RAISED
+            try:
+                value = self.work(attempt)
+                ended = RETURNED
+                return value
+            except NotStarted:
+                ended = NOT_STARTED
+                raise
+            finally:
+                self.log.write(
+                    Entry(
+                        id.hex(),
+                        BODY,
+                        began,
+                        monotonic_us(),
+                        ended,
+                        fence=attempt.fence,
+                        retry_safe=safe,
+                        deadline=attempt._deadline,
+                    )
+                )
 
         try:
-            self.once.run(
+            result = self.once.run(
                 "hammer",
                 key,
                 body,
                 request=self.request(),
-                retry_safe=self.dice.random() > UNSAFE,
+                retry_safe=safe,
                 wait="20ms" if self.dice.random() < 0.3 else "0s",
             )
-        except (OncekeyError, NotStarted, Terminal):
+            now = monotonic_us()
+            self.log.write(Entry(id.hex(), RESULT, now, now, "", fence=result.fence))
+        except (OncekeyError, NotStarted, Terminal, ValueError):
             self.log.count("refusals through Once")
+
+    def work(self, attempt: Any) -> str:
+        """What a body does."""
+        chance = self.dice.random()
+        if chance < 0.5:
+            attempt.step("pay", lambda child: child)
+        if chance < 0.1:
+            raise NotStarted
+        if chance < 0.2:
+            raise Terminal("the hammer says so")
+        if chance < 0.3:
+            raise ValueError("the hammer does not say what has happened")
+        if chance < 0.5:
+            self.pause(2.0)  # heartbeats keep the claim alive
+        return f"{attempt.fence}"
 
     # --- by hand ------------------------------------------------------------------------------
 
@@ -224,6 +180,8 @@ class Worker:
         elif isinstance(reply, Unknown) and self.dice.random() < 0.3:
             self.send(self.resolution(claim.id, reply.record.fence))
         else:
+            if isinstance(reply, Mismatched):
+                self.send(Look(claim.id))  # the rejection has changed nothing
             self.pause(0.02)
 
     def claim(self, key: str) -> Claim:

@@ -121,7 +121,8 @@ class Batches:
         assert case.unchanged_by(*batch) == [Done()] * 20
 
     def test_s3_one_decision_reads_one_time(self, case: StoreCase) -> None:
-        """All times of a record agree even if the clock moves at every reading."""
+        """All times of a record agree, and the reply has the fence that is stored, even if the
+        clock moves at every reading."""
         real = case.clock.wall
         held = case.claimed()
 
@@ -131,13 +132,17 @@ class Batches:
 
         case.clock.wall = restless  # type: ignore[method-assign]
         id = token("id")
-        case.store.apply([claim(id, token("own"), retry_safe=True), held.finish()])
+        claimed, _ = case.store.apply([claim(id, token("own"), retry_safe=True), held.finish()])
+        assert isinstance(claimed, Claimed)
         record = case.record(id)
-        assert record.fence == record.created_at == record.lease_until - LEASE
+        assert claimed.fence == record.fence == record.created_at == record.lease_until - LEASE
         case.clock.advance(LEASE)
-        case.expect(Claimed, claim(id, token("own"), retry_safe=True))
+        taken = case.expect(Claimed, claim(id, token("own"), retry_safe=True))
         record = case.record(id)
-        assert record.fence == record.lease_until - LEASE
+        assert taken.fence == record.fence == record.lease_until - LEASE
+        lone = case.claimed()
+        record = case.record(lone.id)
+        assert lone.fence == record.fence == record.created_at == record.lease_until - LEASE
 
 
 class BytesStored:

@@ -212,6 +212,11 @@ class ContractBase:
             "empty store"
         )
 
+    def open_beside(self, clock: Callable[[], int]) -> Store | AsyncStore | None:
+        """A second store on the data of the one that is open, as another process would open it.
+        None skips the tests of two stores: this one's data are in its process alone."""
+        return None
+
     def pass_time(self, clock: FakeClock, us: int) -> None:
         clock.advance(us)
 
@@ -227,10 +232,7 @@ class ContractBase:
 
     @pytest.fixture
     def raw_store(self, clock: FakeClock) -> Store | AsyncStore:
-        def wall() -> int:
-            return clock.wall()  # looked up at every reading, because a test may replace it
-
-        return self.open_store(wall)
+        return self.open_store(lambda: clock.wall())  # noqa: PLW0108 (a test may replace it)
 
     @pytest.fixture
     def sync_store(
@@ -239,6 +241,17 @@ class ContractBase:
         sync_store = sync_facade_of(raw_store, lambda: request.getfixturevalue("loop"))
         yield sync_store
         sync_store.close()
+
+    @pytest.fixture
+    def beside(
+        self, sync_store: Store, clock: FakeClock, request: pytest.FixtureRequest
+    ) -> Iterator[StoreCase]:
+        second = self.open_beside(lambda: clock.wall())  # noqa: PLW0108
+        if second is None:
+            pytest.skip("there is no second store on the same data")
+        store = sync_facade_of(second, lambda: request.getfixturevalue("loop"))
+        yield StoreCase(store, clock, self.pass_time)
+        store.close()
 
     @pytest.fixture
     def case(self, sync_store: Store, clock: FakeClock) -> StoreCase:

@@ -6,6 +6,9 @@
         def open_store(self, clock):
             return MyStore(clock=clock)          # or an async store
 
+        def open_beside(self, clock):            # as another process would, on the same data
+            return MyStore(clock=clock)
+
 Test names cite the guarantees S1-S12 of core/store.py and the invariants I1-I15 of CONTRIBUTING.md.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 from oncekey.testing.contract.adopted_records import AdoptedRecords
 from oncekey.testing.contract.batch_rules import Batches, BytesStored, ManyKeys
 from oncekey.testing.contract.claims import ClaimsOfFreshKeys, ClaimsOfKnownKeys
+from oncekey.testing.contract.concurrent_claims import ConcurrentClaims
 from oncekey.testing.contract.owner_commands import OwnerCommands, ResolvedKeys, SavedSteps
 from oncekey.testing.contract.retention import History, Retention, UndecidedKeys
 from oncekey.testing.contract.searched_records import OperatorDecisions, SearchedRecords
@@ -30,6 +34,7 @@ class StoreContract(
     Batches,
     BytesStored,
     ManyKeys,
+    ConcurrentClaims,
     Retention,
     UndecidedKeys,
     History,

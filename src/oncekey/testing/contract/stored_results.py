@@ -1,4 +1,4 @@
-"""Engine tests of run, guard and get: replays, mismatches, codecs (I2, I3, I7)."""
+"""Engine tests of run, guard and get: replays, mismatches, codecs (I2, I3, I7, I13)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from oncekey.core.errors import (
 from oncekey.core.guarantees import Level
 from oncekey.testing.contract.engine_case import Body, EngineCase, HeldBody
 from oncekey.testing.contract.store_case import LEASE, SECOND, SUCCEEDED, claim, token
+from oncekey.testing.faulty_store import Fault
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,19 @@ class Runs:
             (first.value, True, 1, first.fence)
         ] * 2
         assert body.runs == 1
+
+    @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.VANISH])
+    def test_i13_a_result_is_stored_before_its_caller_has_it(
+        self, engines: EngineCase, fault: Fault
+    ) -> None:
+        """The first finish does not reach the store, so the caller waits for the second one."""
+        faulty = engines.faulty({2: fault})
+        running = engines.start(engines.once(faulty).run, "op", "k", Body("charged"))
+        while not running.done():
+            engines.clock.advance(SECOND // 10)
+        assert running.result().value == "charged"
+        assert engines.record_of("k").state is SUCCEEDED
+        assert faulty.kinds() == ["Claim", "Finish", "Finish"]
 
     @pytest.mark.parametrize(
         "value", [None, 0, "", [], {}, False, 1.5, "Zürich 🎉", [1, [2, {"a": None}]], 10**30]
