@@ -12,12 +12,14 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 NAMESPACE_VARIABLE: Final = "CHAOS_NAMESPACE"
 SIZE_MB: Final = 640
 _FILE_MAX_BYTES: Final = 64 * 1024
+_PIECES: Final = (16 * 2**20, 2**20, 4096)
 _UNSHARE: Final = ("unshare", "--user", "--map-root-user", "--mount")
 
 
@@ -59,9 +61,13 @@ class SmallDisk:
         if not self.is_real:
             _limit_files(pids, _FILE_MAX_BYTES)
             return
-        state = os.statvfs(self.path)
+        size = 0
         with self._ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, state.f_bavail * state.f_frsize))
+            for piece in _PIECES:
+                with suppress(OSError):  # there is no room for one more piece of this size
+                    while size < SIZE_MB * 2**20:
+                        os.posix_fallocate(file.fileno(), size, piece)
+                        size += piece
 
     def free(self, pids: Iterable[int]) -> None:
         self._ballast.unlink(missing_ok=True)
