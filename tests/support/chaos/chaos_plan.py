@@ -31,7 +31,13 @@ PROBES: Final[dict[Variant, tuple[int, float]]] = {
     "bad token": (4, 4.0),
 }
 COPIES_PERCENT: Final = 10  # operations that are sent more than once at the same time
-SLOW_PERCENT: Final = 2  # operations whose body is longer than a lease
+# How long bodies take, from and to, in seconds, and how often, in percent: most are quick, many long
+# enough to be hit by a kill, some longer than a lease.
+WORK: Final = {
+    (0.0, 0.03): 60,
+    (0.05, 0.8): 38,
+    (1.1 * LEASE_SECONDS, 1.6 * LEASE_SECONDS): 2,
+}
 ABANDONED_PERCENT: Final = 2  # operations whose client gives up, until the run is over
 FIRST_FAULT_SECONDS: Final = 2.0
 CLOCK_JUMP_MAX_SECONDS: Final = 20
@@ -88,9 +94,9 @@ FAULTS: Final = (
     FaultKind("database clock jumps", "database", 3, (1.0, 4.0)),
     FaultKind("disk full", "database", 3, (1.0, 3.0)),
     FaultKind("standby promoted", "database", 4, (0.1, 1.0)),
-    FaultKind("standby frozen", "database", 2, (0.5, 3.0)),
+    FaultKind("standby frozen", "database", 2, (0.5, 7.0)),
     FaultKind("standby killed", "database", 2, (0.2, 1.5)),
-    FaultKind("lagging standby promoted", "database", 2, (1.0, 3.5)),
+    FaultKind("lagging standby promoted", "database", 2, (1.0, 9.0)),
     FaultKind("client connections cut", "client network", 4, (0.1, 0.3)),
     FaultKind("client network black hole", "client network", 4, (0.5, 3.0)),
     FaultKind("client network refuses", "client network", 3, (0.5, 2.0)),
@@ -166,8 +172,7 @@ def _operations(options: ChaosOptions, chance: random.Random) -> Iterator[Operat
     for number in range(round(options.rate * options.seconds)):
         at += chance.expovariate(options.rate)
         level: Level = chance.choices(tuple(LEVELS), tuple(LEVELS.values()))[0]
-        is_slow = chance.random() * 100 < SLOW_PERCENT
-        seconds = chance.uniform(1.1, 1.6) * LEASE_SECONDS if is_slow else chance.expovariate(100)
+        low, high = chance.choices(tuple(WORK), tuple(WORK.values()))[0]
         copies = 1
         if chance.random() * 100 < COPIES_PERCENT:
             copies = chance.randint(2, 4)
@@ -178,7 +183,7 @@ def _operations(options: ChaosOptions, chance: random.Random) -> Iterator[Operat
             key=f"{options.seed}-{number:06}",
             scope=f"acct_{chance.randint(1, 5)}",
             cents=chance.randint(1, 100_000),
-            work_ms=round(seconds * 1_000),
+            work_ms=round(chance.uniform(low, high) * 1_000),
             copies=copies,
             abandoned=chance.random() * 100 < ABANDONED_PERCENT,
             probes=tuple(_probes(chance)) if level != "queue" else (),

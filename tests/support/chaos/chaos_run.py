@@ -27,8 +27,8 @@ RECORDS: Final = """SELECT encode(uuid_send(id), 'hex'), state, fence, attempt, 
 PAST: Final = "SELECT count(*) FROM oncekey.history"
 
 
-def run(plan: ChaosPlan) -> list[Event]:
-    """Run a plan, and return the history."""
+def run(plan: ChaosPlan, log: Path) -> list[Event]:
+    """Run a plan, and return the history. What the processes printed is written to `log`."""
     with tempfile.TemporaryDirectory(prefix="oncekey-chaos-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -43,19 +43,13 @@ def run(plan: ChaosPlan) -> list[Event]:
             _collect(environment, is_complete=is_complete)
             logs = environment.logs()
         events = merged(folder, environment.began)
-    _keep_logs(logs)
+    log.write_text(logs, encoding="utf-8")
     return [{"at": 0.0, "kind": "plan", "options": plan.as_json()["options"]}, *events]
 
 
 def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
-
-
-def _keep_logs(logs: str) -> None:
-    folder = Path("build/chaos")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "logs.txt").write_text(logs, encoding="utf-8")
 
 
 def _heal(environment: ChaosEnvironment) -> None:

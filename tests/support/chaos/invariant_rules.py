@@ -245,7 +245,7 @@ def i14_a_healthy_owner_is_heard(
         away = [one for one in run.faults_between(ended["at"] - 5, until) if _is_database(one)]
         if killed or (hit and away) or until > run.healed_at:
             continue
-        if state in (STATE_PENDING, STATE_UNKNOWN, 0):
+        if state in (STATE_PENDING, STATE_UNKNOWN):
             yield f"its body ended in {ended['by']}, but the record has state {state}", ended["at"]
 
 

@@ -25,6 +25,7 @@ class Try:
     number: int
     variant: str
     sent: float
+    worker: int = 0
     came: float | None = None
     status: int = 0
     code: str = ""
@@ -89,6 +90,7 @@ class RunHistory:
     healed_at: float = 0.0
     ended: Event | None = None
     notes: list[Event] = field(default_factory=list)
+    guarantees: list[tuple[str, str]] = field(default_factory=list)  # each level and its reason
 
     def operation(self, id: str) -> OperationHistory:
         if id not in self.operations:
@@ -158,7 +160,7 @@ def _add(run: RunHistory, kind: str, event: Event) -> None:
     elif kind == "send":
         operation = run.operation(event["id"])
         operation.level = event["level"]
-        one = Try(event["n"], event["variant"], event["at"])
+        one = Try(event["n"], event["variant"], event["at"], event["worker"])
         operation.tries[one.number] = one
     elif kind == "reply":
         one = run.operation(event["id"]).tries[event["n"]]
@@ -166,6 +168,10 @@ def _add(run: RunHistory, kind: str, event: Event) -> None:
         one.body, one.replayed = event["body"], event["replayed"]
     elif kind in ("found dead", "left in the stream"):
         run.notes.append(event)
+    elif kind == "guarantee":
+        said = (event["level"], event["reason"])
+        if said not in run.guarantees:
+            run.guarantees.append(said)
     elif kind == "publish":
         run.operation(event["id"]).level = "queue"
 

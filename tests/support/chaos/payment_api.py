@@ -52,10 +52,17 @@ history = history_of_environment(f"{name}-{os.getpid()}")
 provider = ProviderClient()
 
 
+told_guarantees: set[tuple[str, str]] = set()
+
+
 def write_event(event: Event) -> None:
     history.write(
         "event", what=event.kind, tag=event.tag, fence=event.fence, attempt=event.attempt, by=name
     )
+    said = (once.guarantee.level.name.lower(), once.guarantee.reason)
+    if said not in told_guarantees:
+        told_guarantees.add(said)
+        history.write("guarantee", level=said[0], reason=said[1], by=name)
 
 
 def open_keys(url: str, **options: Any) -> AsyncOnce:
