@@ -60,6 +60,7 @@ class Postgres:
         settings: Settings | None = None,
         fast: bool = False,
         name: str | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """
         base           the folder for data, by default the run's scratch folder; `initdb` runs there
@@ -68,6 +69,7 @@ class Postgres:
         settings       override those in `DEFAULTS`
         fast           turns off what protects from a loss of power; `synchronous_commit` stays on
         name           the name of its folder
+        env            added to the environment of the server
         """
         self.base = (base or processes.scratch()).resolve()
         self.installation, self.user = runnable(installation or pick_postgres(), self.base)
@@ -76,6 +78,7 @@ class Postgres:
         self.data = self.directory / "data"
         self.settings: dict[str, Setting] = {**DEFAULTS, **(FAST if fast else {})}
         self.settings.update(settings or {})
+        self.env = dict(env or {})
         self.port = 0
         self._process: Process | None = None
         self._hook: Callable[[], object] | None = None
@@ -106,7 +109,12 @@ class Postgres:
         self._write_settings()
         program = self.installation.program("postgres")
         self._process = processes.launch(
-            self.name, [program, "-D", self.data], self.user, self.directory, death_signal="SIGQUIT"
+            self.name,
+            [program, "-D", self.data],
+            self.user,
+            self.directory,
+            death_signal="SIGQUIT",
+            env=self.env,
         )
         pid = self._process.pid
         self._process.wait_ready(lambda: self._status(pid) in ("ready", "standby"))
@@ -238,6 +246,7 @@ class Postgres:
             installation=self.installation,
             settings={**self.settings, **(settings or {})},
             name=processes.fresh_name(f"{self.name}-{application_name}"),
+            env=self.env,
         )
         standby.user.make_directory(standby.directory)
         source = f"{self.url()}?application_name={quote(application_name)}"

@@ -50,7 +50,7 @@ class _Pipe(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.direction == "requests" and self.link.is_rejected_after(data):
             return
-        if not self.link.drops_reply(self.direction):
+        if not self.link.drops_reply(self.direction, data):
             self.push(data)
 
     def eof_received(self) -> None:
@@ -138,10 +138,13 @@ class _Link:
     def is_rejected(self) -> bool:
         return any(mark in self.opening for mark in self.proxy.rejected)
 
-    def drops_reply(self, direction: Direction) -> bool:
-        """True if this reply is to be lost; then the link is cut."""
+    def drops_reply(self, direction: Direction, data: bytes) -> bool:
+        """True if this reply is to be lost, or all but its first bytes; then the link is cut."""
         if direction == "requests" or not self.drops:
             return False
+        first = data[: self.proxy.kept_bytes]
+        if first and self.requests.source is not None:
+            self.requests.source.write(first)
         self.cut()
         self.proxy.count_drop()
         return True
@@ -158,6 +161,7 @@ class Proxy:
         self._held: set[Direction] = set()
         self._drop_after: bytes = b""
         self._to_drop = 0
+        self.kept_bytes = 0
         self._dropped = threading.Semaphore(0)
         self.links: set[_Link] = set()
         self.rejected: set[bytes] = set()
@@ -203,15 +207,16 @@ class Proxy:
 
         self._call(cut_all)
 
-    def drop_replies(self, after: bytes = b"", times: int = 1) -> None:
+    def drop_replies(self, after: bytes = b"", times: int = 1, keep: int = 0) -> None:
         """Lose replies: the server gets the request, and the client gets a reset.
 
         after   loses the replies only to requests that contain it, such as b"COMMIT"
         times   how many replies are lost
+        keep    how many bytes of each reply the client gets before the reset
         """
 
         def arm() -> None:
-            self._drop_after, self._to_drop = after, times
+            self._drop_after, self._to_drop, self.kept_bytes = after, times, keep
 
         self._call(arm)
 

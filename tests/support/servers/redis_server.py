@@ -89,7 +89,7 @@ class RedisServer(LoopbackServer):
         self.program = program or valkey_program()
         super().__init__(self.program.name, base)
         self.settings: dict[str, Setting] = {**DEFAULTS, **(settings or {})}
-        self._faketime = _faketime() if clock else None
+        self._faketime = faketime_library() if clock else None
         self._pids: list[int] = []
 
     # --- use ------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def _runs(program: Path) -> bool:
     return done.returncode == 0
 
 
-def _faketime() -> Path:
+def faketime_library() -> Path:
     library = _in_wheel("libfaketime", "vendor/libfaketime/src/libfaketime.so.1")
     if library is None:
         raise ServerMissing("libfaketime", "pip install libfaketime")

@@ -1,0 +1,233 @@
+"""Each rule of chaos finds a history that breaks its invariant, and nothing else in a good one.
+
+A history is made by hand: one operation with one fault in what was seen of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.chaos.histories import FENCE, ID, HandMade, answered
+from tests.support.chaos.invariant_rules import OBSERVED, RULES, check
+from tests.support.chaos.operation_history import read_history
+
+OTHER = "acct_2/1-000009"
+
+
+def good(made: HandMade) -> HandMade:
+    return made.record().finished()
+
+
+def test_a_history_in_which_everything_went_well_has_no_violation() -> None:
+    assert good(answered()).violations() == []
+
+
+def test_every_invariant_is_said_how_it_is_seen_and_has_a_rule() -> None:
+    ruled = {rule.__name__.split("_")[0].upper() for rule in RULES} | {"I12"}
+    assert set(OBSERVED) == {f"I{number}" for number in range(1, 16)} == ruled
+
+
+def test_what_faults_do_to_requests_is_no_violation() -> None:
+    """Lost replies, a store that is away and requests in flight before the answer are expected."""
+    made = answered().send(0.1, 7).send(0.2, 8).reply(0.9, 8, 503, code="unavailable")
+    made.send(0.3, 9).reply(0.4, 9, 409, code="in-flight")
+    made.send(6.0, 10).reply(6.1, 10, 503, code="not-recorded")
+    assert good(made).violations() == []
+
+
+def two_effects() -> HandMade:
+    return good(answered().effect(3.0, "e-2", FENCE + 1))
+
+
+def two_rows() -> HandMade:
+    made = HandMade("transactional").send(1.0, 1).reply(1.2, 1, body='{"effect":"r-1","id":"'
+                                                       + ID + '","account":"acct_1"}')  # fmt: skip
+    body = '{"effect":"r-1","id":"' + ID + '","account":"acct_1"}'
+    made.add(200.0, "row", id=ID, run="r-1", cents=1).add(200.0, "row", id=ID, run="r-2", cents=1)
+    return made.record(body=body).finished()
+
+
+def two_finishes() -> HandMade:
+    return good(answered().engine(4.0, "finished", FENCE + 1)).record(fence=FENCE + 1)
+
+
+def two_first_answers() -> HandMade:
+    return good(answered().send(6.0, 3).reply(6.1, 3))
+
+
+def another_answer() -> HandMade:
+    made = answered()
+    return good(made.send(6.0, 3).reply(6.1, 3, body=made.answer() + " ", replayed=True))
+
+
+def in_flight_after_the_answer() -> HandMade:
+    return good(answered().send(6.0, 3).reply(6.1, 3, 409, code="in-flight"))
+
+
+def unknown_after_the_answer() -> HandMade:
+    return good(answered().send(6.0, 3).reply(6.1, 3, 409, code="outcome-unknown"))
+
+
+def lost_row() -> HandMade:
+    made = HandMade("transactional").send(1.0, 1).reply(1.2, 1)
+    return good(made)
+
+
+def early_takeover() -> HandMade:
+    made = HandMade("fenced").send(1.0, 1).engine(1.05, "claimed").body(1.06, 3.0).effect(1.1)
+    made.engine(2.0, "takeover", FENCE + 1, 2).engine(3.2, "finished", FENCE + 1).reply(3.3, 1)
+    return made.record(fence=FENCE + 1).finished()
+
+
+def a_lower_fence_later() -> HandMade:
+    made = answered("fenced").engine(2.0, "takeover", FENCE - 10, 2)
+    return good(made)
+
+
+def an_old_fence_in_the_record() -> HandMade:
+    return answered("fenced").engine(2.0, "takeover", FENCE + 5, 2).record().finished()
+
+
+def two_requests_under_one_key() -> HandMade:
+    made = answered()
+    made.send(6.0, 3, "other body").reply(6.1, 3, variant="other body", replayed=True)
+    return good(made)
+
+
+def mismatch_with_itself() -> HandMade:
+    return good(answered().send(0.5, 3).reply(0.6, 3, 422, code="key-reused"))
+
+
+def answer_of_another_caller() -> HandMade:
+    made = HandMade().send(1.0, 1).effect(1.1).engine(1.05, "claimed")
+    answer = made.answer(id=OTHER)
+    return made.reply(1.2, 1, body=answer).record(body=answer).finished()
+
+
+def two_bodies_of_one_fence() -> HandMade:
+    return good(answered().body(1.3, 1.4))
+
+
+def in_flight_long_after_the_faults() -> HandMade:
+    made = HandMade("fenced").send(1.0, 1).send(190.0, 2).reply(190.1, 2, 409, code="in-flight")
+    made.engine(1.05, "claimed").effect(1.1)
+    return good(made.send(195.0, 3).reply(195.1, 3))
+
+
+def pending_at_the_end() -> HandMade:
+    made = HandMade("once").send(1.0, 1).engine(1.05, "claimed")
+    return made.send(150.0, 2).reply(150.1, 2, 409, code="outcome-unknown").record(1).finished()
+
+
+def nobody_knows() -> HandMade:
+    return HandMade("once").send(1.0, 1).record(2).finished()
+
+
+def message_without_effect() -> HandMade:
+    made = HandMade("queue", "queue/1-000002").add(1.0, "publish", id="queue/1-000002")
+    return made.add(1.1, "published", id="queue/1-000002").finished()
+
+
+def not_complete() -> HandMade:
+    return answered().record().finished(complete=False)
+
+
+def swept_too_early() -> HandMade:
+    return answered().record().finished(past=3)
+
+
+def no_record() -> HandMade:
+    return answered().finished()
+
+
+def record_with_another_answer() -> HandMade:
+    made = answered()
+    return made.record(body=made.answer("e-9")).finished()
+
+
+def unheard_owner() -> HandMade:
+    made = HandMade("once").send(1.0, 1).engine(1.05, "claimed").body(1.06, 1.2).effect(1.1)
+    return made.send(9.0, 2).reply(9.1, 2, 409, code="outcome-unknown").record(4).finished()
+
+
+def replay_for_a_bad_token() -> HandMade:
+    made = answered().send(6.0, 3, "bad token")
+    return good(made.reply(6.1, 3, 409, code="in-flight", variant="bad token"))
+
+
+BROKEN: list[tuple[str, Callable[[], HandMade]]] = [
+    ("I1", two_effects),
+    ("I1", two_rows),
+    ("I2", two_finishes),
+    ("I2", two_first_answers),
+    ("I3", another_answer),
+    ("I4", in_flight_after_the_answer),
+    ("I4", unknown_after_the_answer),
+    ("I4", lost_row),
+    ("I5", early_takeover),
+    ("I6", a_lower_fence_later),
+    ("I6", an_old_fence_in_the_record),
+    ("I7", two_requests_under_one_key),
+    ("I7", mismatch_with_itself),
+    ("I8", answer_of_another_caller),
+    ("I9", two_bodies_of_one_fence),
+    ("I10", in_flight_long_after_the_faults),
+    ("I11", pending_at_the_end),
+    ("I11", nobody_knows),
+    ("I11", message_without_effect),
+    ("I11", not_complete),
+    ("I12", swept_too_early),
+    ("I13", no_record),
+    ("I13", record_with_another_answer),
+    ("I14", unheard_owner),
+    ("I15", replay_for_a_bad_token),
+]
+
+
+@pytest.mark.parametrize(
+    ("invariant", "make"), BROKEN, ids=[f"{name}-{make.__name__}" for name, make in BROKEN]
+)
+def test_a_broken_history_violates_exactly_its_invariant(
+    invariant: str, make: Callable[[], HandMade]
+) -> None:
+    assert make().violated() == {invariant}
+
+
+def test_every_invariant_has_a_history_that_breaks_it() -> None:
+    assert {name for name, _ in BROKEN} == set(OBSERVED)
+
+
+# --- what excuses -------------------------------------------------------------------------------
+
+
+def test_a_takeover_after_a_jump_of_the_databases_clock_is_not_judged() -> None:
+    made = early_takeover().fault(1.5, 1.9, "database clock jumps", "database")
+    assert made.violations() == []
+
+
+def test_an_owner_that_was_killed_need_not_be_heard() -> None:
+    made = unheard_owner().fault(1.3, 1.9, "worker killed", "worker 0")
+    assert made.violations() == []
+
+
+def test_the_kill_of_another_worker_is_no_excuse() -> None:
+    made = unheard_owner().fault(1.3, 1.9, "worker killed", "worker 1")
+    assert made.violated() == {"I14"}
+
+
+def test_a_late_owner_may_answer_a_key_that_was_unknown() -> None:
+    made = answered().send(0.2, 9).reply(0.3, 9, 409, code="outcome-unknown")
+    assert good(made).violations() == []
+
+
+def test_another_caller_has_the_key_for_itself() -> None:
+    made = good(answered())
+    other = answered()
+    other.id = "acct_9/1-000001"
+    other.events.clear()
+    other.send(2.0, 50).effect(2.1, "e-7").reply(2.2, 50, body=other.answer("e-7"))
+    other.record(body=other.answer("e-7"))
+    other.events[-1]["record"] = "f" * 32
+    events = sorted([*made.events, *other.events], key=lambda event: event["at"])
+    assert check(read_history(events)) == []

@@ -1,0 +1,191 @@
+"""The clients of a chaos run: one process that sends every planned operation and retries it.
+
+    python -m tests.support.chaos.chaos_clients PLAN
+
+A client sends to one worker after the other, always under the same key, until it knows the outcome.
+When the run has healed, those that do not know it yet go on, and some of the others ask once more.
+Every request and what came back is in the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+from tests.support.chaos.chaos_history import (
+    FOLDER_VARIABLE,
+    START_VARIABLE,
+    history_of_environment,
+)
+from tests.support.chaos.http_exchange import Reply, post
+from tests.support.chaos.payment_names import BROKER_VARIABLE, STREAM, operation_id, queue_id
+
+WORKERS_VARIABLE: Final = "CHAOS_WORKERS"  # the ports of the proxies before the workers
+BEGAN_VARIABLE: Final = "CHAOS_BEGAN"  # when the plan's time began, in the history's time
+HEALED_FILE: Final = "healed"
+TIMEOUT_SECONDS: Final = 8.0
+PAUSE_FIRST_SECONDS: Final = 0.05
+PAUSE_MAX_SECONDS: Final = 1.0
+IN_FLIGHT_MAX: Final = 300  # operations that are being retried at the same time
+LAST_REPLAYS: Final = 2_000
+LAST_IN_FLIGHT: Final = 40
+FINAL_STATUS: Final = 201
+FINAL_CODES: Final = frozenset({"key-reused", "outcome-unknown", "failed", "not-replayable"})
+
+
+class Clients:
+    """All clients of a run; each operation has a task of its own."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._history = history_of_environment("clients")
+        self._folder = Path(os.environ[FOLDER_VARIABLE])
+        self._ports = [int(port) for port in os.environ[WORKERS_VARIABLE].split(",")]
+        self._operations: list[dict[str, Any]] = plan["operations"]
+        self._seed = plan["options"]["seed"]
+        self._numbers = itertools.count(1)
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._known: set[str] = set()
+        self._broker = redis.from_url(
+            os.environ[BROKER_VARIABLE], socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=2
+        )
+
+    async def run(self) -> None:
+        start = float(os.environ[START_VARIABLE]) + float(os.environ[BEGAN_VARIABLE])
+        async with asyncio.TaskGroup() as tasks:
+            for operation in self._operations:
+                await asyncio.sleep(max(0.0, start + operation["at"] - time.monotonic()))
+                await self._room.acquire()
+                tasks.create_task(self._first_part(operation))
+            tasks.create_task(self._last_part())
+        await self._broker.aclose()
+
+    async def _first_part(self, operation: dict[str, Any]) -> None:
+        chance = random.Random(f"{self._seed} {operation['number']}")
+        try:
+            if operation["level"] == "queue":
+                await self._publish(operation)
+                return
+            async with asyncio.TaskGroup() as tasks:
+                for copy in range(operation["copies"]):
+                    own = random.Random(f"{self._seed} {operation['number']} {copy}")
+                    tasks.create_task(self._until_known(operation, own))
+                for probe in operation["probes"]:
+                    tasks.create_task(self._probe(operation, probe, chance))
+        finally:
+            self._room.release()
+
+    async def _until_known(self, operation: dict[str, Any], chance: random.Random) -> None:
+        pause = PAUSE_FIRST_SECONDS
+        while True:
+            reply = await self._send(operation, "same", chance)
+            if _is_final(reply):
+                self._known.add(operation["key"])
+                return
+            if operation["abandoned"] and not self._is_healed():
+                return
+            await asyncio.sleep(pause * chance.uniform(0.5, 1.5))
+            pause = min(pause * 2, PAUSE_MAX_SECONDS)
+
+    async def _probe(
+        self, operation: dict[str, Any], probe: dict[str, Any], chance: random.Random
+    ) -> None:
+        await asyncio.sleep(probe["after"])
+        await self._send(operation, probe["variant"], chance)
+
+    async def _send(
+        self, operation: dict[str, Any], variant: str, chance: random.Random
+    ) -> Reply | None:
+        """Send one request and return its reply; None if it was lost on the way."""
+        number, worker = next(self._numbers), chance.randrange(len(self._ports))
+        scope, cents, token = operation["scope"], operation["cents"], "good"
+        if variant == "other body":
+            cents += 1
+        elif variant == "other caller":
+            scope = f"{scope}-other"
+        elif variant == "bad token":
+            token = "bad"
+        headers = {"Authorization": f"Bearer {token}-{scope}", "Idempotency-Key": operation["key"]}
+        body = {"cents": cents, "work_ms": operation["work_ms"]}
+        told = {"id": operation_id(scope, operation["key"]), "n": number, "variant": variant}
+        level = operation["level"]
+        self._history.write("send", worker=worker, level=level, **told)
+
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                reply = await post(self._ports[worker], f"/{level}", headers, body)
+        except (OSError, TimeoutError, EOFError) as error:
+            self._history.write("no reply", error=type(error).__name__, **told)
+            return None
+        self._history.write(
+            "reply",
+            status=reply.status,
+            body=reply.body if reply.status == FINAL_STATUS else "",
+            replayed=reply.is_replay,
+            code=reply.code,
+            **told,
+        )
+        return reply
+
+    async def _publish(self, operation: dict[str, Any]) -> None:
+        """Add an order to the stream until the broker has confirmed it, `copies` times."""
+        fields = {"id": operation["key"], "work_ms": operation["work_ms"]}
+        told = {"id": queue_id(operation["key"])}
+        for _ in range(operation["copies"]):
+            while True:
+                self._history.write("publish", **told)
+                try:
+                    await self._broker.xadd(STREAM, {"body": json.dumps(fields)})
+                except (RedisError, OSError, TimeoutError) as error:
+                    self._history.write("not published", error=type(error).__name__, **told)
+                    await asyncio.sleep(PAUSE_MAX_SECONDS / 2)
+                    continue
+                self._history.write("published", **told)
+                break
+
+    # --- after the run has healed ---------------------------------------------------------------
+
+    def _is_healed(self) -> bool:
+        return (self._folder / HEALED_FILE).exists()
+
+    async def _last_part(self) -> None:
+        while not self._is_healed():
+            await asyncio.sleep(PAUSE_FIRST_SECONDS)
+        requests = [one for one in self._operations if one["level"] != "queue"]
+        open_ones = [one for one in requests if one["key"] not in self._known]
+        closed = [one for one in requests if one["key"] in self._known]
+        chance = random.Random(f"last {self._seed}")
+        chosen = chance.sample(closed, min(LAST_REPLAYS, len(closed)))
+        room = asyncio.Semaphore(LAST_IN_FLIGHT)
+
+        async def ask(operation: dict[str, Any], *, until_known: bool) -> None:
+            own = random.Random(f"last {self._seed} {operation['number']}")
+            if until_known:
+                await self._until_known(operation, own)
+                return
+            async with room:
+                await self._send(operation, "same", own)
+
+        async with asyncio.TaskGroup() as tasks:
+            for operation in open_ones:
+                tasks.create_task(ask(operation, until_known=True))
+            for operation in chosen:
+                tasks.create_task(ask(operation, until_known=False))
+
+
+def _is_final(reply: Reply | None) -> bool:
+    if reply is None:
+        return False
+    return reply.status == FINAL_STATUS or reply.code in FINAL_CODES
+
+
+if __name__ == "__main__":
+    asyncio.run(Clients(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))).run())

@@ -1,0 +1,102 @@
+"""One run: plan, environment, faults, healing, and the whole history in one list of events.
+
+The history ends with what the database has: a `record` for each key, and a `row` for each row that
+a transactional operation has written.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from tests.support.chaos.chaos_environment import ChaosEnvironment
+from tests.support.chaos.chaos_history import Event, merged
+from tests.support.chaos.chaos_plan import ChaosPlan
+from tests.support.chaos.nemesis import Nemesis
+from tests.support.chaos.payment_names import GROUP, STREAM, TABLE
+
+LAST_SECONDS: Final = 180  # for the clients to learn every outcome, once the run has healed
+_LOOK_SECONDS: Final = 0.2
+
+RECORDS: Final = """SELECT encode(uuid_send(id), 'hex'), state, fence, attempt, scope, operation, key,
+                           retry_safe, finished_at > 0, convert_from(body, 'LATIN1'), note
+                    FROM oncekey.records"""
+PAST: Final = "SELECT count(*) FROM oncekey.history"
+
+
+def run(plan: ChaosPlan, log: Path) -> list[Event]:
+    """Run a plan, and return the history. What the processes printed is written to `log`."""
+    with tempfile.TemporaryDirectory(prefix="oncekey-chaos-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        environment = ChaosEnvironment(plan, folder)
+        with environment:
+            environment.begin()
+            _say(f"the plan has {len(plan.operations)} operations, {len(plan.faults)} faults")
+            nemesis = Nemesis(environment)
+            nemesis.run()
+            _heal(environment)
+            is_complete = _wait_for_clients(environment) and _wait_for_stream(environment)
+            _collect(environment, is_complete=is_complete)
+            logs = environment.logs()
+        events = merged(folder, environment.began)
+    log.write_text(logs, encoding="utf-8")
+    return [{"at": 0.0, "kind": "plan", "options": plan.as_json()["options"]}, *events]
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _heal(environment: ChaosEnvironment) -> None:
+    """Bring back everything that a fault may have left broken."""
+    database = environment.database
+    database.clock.set(0.0)
+    database.ensure_running()
+    database.wait_until_caught_up()
+    for process in [*environment.workers, *environment.consumers]:
+        if not process.is_running:
+            environment.history.write("found dead", by=process.role, log=process.log[-2_000:])
+            process.relaunch()
+    for worker in environment.workers:
+        worker.wait_ready()
+    environment.history.write("healed")
+    environment.tell_healed()
+    _say("healed; the clients ask for what they do not know")
+
+
+def _wait_for_clients(environment: ChaosEnvironment) -> bool:
+    end = time.monotonic() + LAST_SECONDS
+    while not environment.clients_ended():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def _wait_for_stream(environment: ChaosEnvironment) -> bool:
+    """Wait until every order was delivered and acknowledged; True if so."""
+    end = time.monotonic() + LAST_SECONDS / 3
+    with environment.broker.client() as client:
+        while time.monotonic() < end:
+            (group,) = client.xinfo_groups(STREAM)
+            if group["pending"] == 0 and group["lag"] == 0:
+                return True
+            time.sleep(_LOOK_SECONDS)
+        environment.history.write("left in the stream", pending=group["pending"], lag=group["lag"])
+        return False
+
+
+def _collect(environment: ChaosEnvironment, *, is_complete: bool) -> None:
+    history, database = environment.history, environment.database
+    for row in database.rows(RECORDS):
+        names = "record state fence attempt scope operation key retry_safe finished body note"
+        history.write("record", **dict(zip(names.split(), row, strict=True)))
+    for id, run, cents in database.rows(f"SELECT id, run, cents FROM {TABLE}"):  # noqa: S608
+        history.write("row", id=id, run=run, cents=cents)
+    ((past,),) = database.rows(PAST)
+    history.write("run ended", complete=is_complete, past_generations=past)

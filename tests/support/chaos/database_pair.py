@@ -1,0 +1,168 @@
+"""A PostgreSQL primary and its standby, which change places, on disks that can be filled.
+
+Each of the two places has a port, a proxy for clients and a proxy for the standby's stream of WAL.
+Durable: commits wait for the standby. Not durable: they wait for nothing, not even for the server's
+own disk, and the standby lags behind.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from tests.support.chaos.moved_clock import MovedClock, forget_shared_memory
+from tests.support.chaos.payment_names import TABLE
+from tests.support.chaos.small_disk import SmallDisk
+from tests.support.servers import Postgres, Proxy
+from tests.support.servers.postgres import Setting
+from tests.support.servers.processes import wait_until
+
+STANDBY: Final = "standby"
+SETTINGS: Final[dict[str, Setting]] = {
+    "max_connections": 100,
+    "shared_buffers": "64MB",
+    "min_wal_size": "64MB",
+    "max_wal_size": "128MB",
+    "wal_keep_size": "32MB",
+    "checkpoint_timeout": "30s",
+    "wal_retrieve_retry_interval": "100ms",
+    "wal_receiver_timeout": "10s",
+    "wal_sender_timeout": "10s",
+    "log_min_messages": "warning",
+}
+# With these, a commit stays in the server's memory for seconds, and a kill loses it.
+NOT_DURABLE: Final[dict[str, Setting]] = {"synchronous_commit": False, "wal_writer_delay": "10s"}
+_COLUMNS: Final = "id text, run text, cents integer"
+_CAUGHT_UP: Final = """SELECT flush_lsn >= pg_current_wal_flush_lsn() FROM pg_stat_replication
+                       WHERE application_name = %s AND state = 'streaming'"""
+
+
+class DatabasePair:
+    """Two servers: `primary` accepts writes, `standby` follows."""
+
+    def __init__(self, folder: Path, *, durable: bool) -> None:
+        self.durable = durable
+        self.clock = MovedClock(folder / "database-clock")
+        self._pids: list[int] = []
+        self._primary = 0
+        self._servers: list[Postgres] = []
+        self._stack = ExitStack()
+        self.disks = [SmallDisk(folder / f"disk-{number}") for number in (0, 1)]
+        self.proxies: list[Proxy] = []
+        self._streams: list[Proxy] = []
+
+    # --- lifetime -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        settings = {**SETTINGS, **({} if self.durable else NOT_DURABLE)}
+        first = Postgres(self.disks[0].path, settings=settings, env=self.clock.environment)
+        self._stack.callback(self.close_servers)
+        self._servers.append(first)
+        self._start(first)
+        first.execute(f"CREATE TABLE {TABLE} ({_COLUMNS})")
+        self._add_proxies(first)
+        second = self._follower(self.disks[1].path)
+        self._servers.append(second)
+        self._start(second)
+        self._add_proxies(second)
+        self._wait_for_commits()
+
+    def _add_proxies(self, server: Postgres) -> None:
+        self.proxies.append(self._stack.enter_context(Proxy(server.port)))
+        self._streams.append(self._stack.enter_context(Proxy(server.port)))
+
+    def close(self) -> None:
+        self._stack.close()
+        for disk in self.disks:
+            disk.close()
+
+    def close_servers(self) -> None:
+        for server in self._servers:
+            server.close()
+        forget_shared_memory(self._pids)
+
+    def _start(self, server: Postgres) -> None:
+        server.start()
+        self._pids.append(server.pid)
+
+    def _follower(self, disk: Path) -> Postgres:
+        """Return a copy of the primary that will stream from its proxy."""
+        follower = self.primary.basebackup(disk, application_name=STANDBY)
+        path = follower.data / "postgresql.auto.conf"
+        through = f"port={self._streams[self._primary].port}"
+        path.write_text(path.read_text().replace(f"port={self.primary.port}", through))
+        return follower
+
+    def _wait_for_commits(self) -> None:
+        """Let commits wait for the standby from here on, if the pair is durable."""
+        if self.durable:
+            self.primary.configure({"synchronous_standby_names": STANDBY})
+        self.primary.wait_for_standby(STANDBY, sync=self.durable)
+
+    # --- use ------------------------------------------------------------------------------------
+
+    @property
+    def primary(self) -> Postgres:
+        return self._servers[self._primary]
+
+    @property
+    def standby(self) -> Postgres:
+        return self._servers[1 - self._primary]
+
+    @property
+    def disk(self) -> SmallDisk:
+        return self.disks[self._primary]
+
+    @property
+    def stream(self) -> Proxy:
+        """The proxy that the standby's stream of WAL passes."""
+        return self._streams[self._primary]
+
+    @property
+    def address(self) -> str:
+        """Both addresses, behind their proxies; a client takes the one that accepts writes."""
+        hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in self.proxies)
+        return f"postgresql://postgres@{hosts}/postgres?sslmode=disable&target_session_attrs=read-write"
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return self.primary.execute(sql)
+
+    def accepts_writes(self) -> bool:
+        try:
+            return self.primary.execute("SELECT pg_is_in_recovery()") == [(False,)]
+        except psycopg.OperationalError:
+            return False
+
+    # --- what the nemesis does ------------------------------------------------------------------
+
+    def ensure_running(self) -> None:
+        """Start the servers that have ended, and wait until writes are accepted."""
+        for server in (self.primary, self.standby):
+            if not server.is_running:
+                server.kill()
+                self._start(server)
+        wait_until(self.accepts_writes, "the primary accepts writes", 60)
+
+    def wait_until_caught_up(self) -> None:
+        """Wait until the standby has everything that the primary has."""
+
+        def is_caught_up() -> bool:
+            return self.primary.execute(_CAUGHT_UP, (STANDBY,)) == [(True,)]
+
+        wait_until(is_caught_up, "the standby has caught up", 60)
+
+    def promote_standby(self) -> None:
+        """Make the standby the primary, and the dead primary's place that of a new standby."""
+        old, new = self.primary, self.standby
+        old.kill()
+        new.configure({"synchronous_standby_names": ""})  # it was copied from the primary
+        new.promote()
+        self._primary = 1 - self._primary
+        old.close()
+        rebuilt = self._follower(self.disks[1 - self._primary].path)
+        rebuilt.port = old.port
+        self._servers[1 - self._primary] = rebuilt
+        self._start(rebuilt)
+        self._wait_for_commits()

@@ -1,0 +1,293 @@
+"""What must hold in the history of a run: one rule for each invariant, as far as it can be seen.
+
+A rule yields what is wrong with one operation. Rules know only what clients, bodies, the provider
+and the database's tables told; they never ask oncekey. `OBSERVED` says for each invariant how it is
+seen, and what of it cannot be seen from outside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tests.support.chaos.chaos_plan import CLOCK_JUMP_MAX_SECONDS, LEASE_SECONDS
+from tests.support.chaos.operation_history import OperationHistory, RunHistory
+
+OBSERVED: Final = {
+    "I1": "a key has one row or one effect at the provider, however often it was sent",
+    "I2": "one fence finishes; one request gets the answer that is not a replay",
+    "I3": "all answers under a key have the same bytes",
+    "I4": "once a client has an answer, no later request gets anything but it, or an error that "
+    "says that the store is away; the record is there at the end, and the effect too",
+    "I5": "no takeover is granted at a time at which the owner's own clock says that it still holds "
+    "the key; not judged around jumps of the database's clock. Whether a body begins late is not "
+    "seen: a pause may fall between the look at the clock and the body's first line",
+    "I6": "no fence is given to two bodies, later attempts have higher fences, and the record has "
+    "the highest",
+    "I7": "two different requests never both succeed under a key, and a request is refused only if "
+    "another one was sent under its key",
+    "I8": "an answer names the caller that asked; the same key of another caller has its own effect",
+    "I9": "a lost reply of the store never makes one fence begin two bodies",
+    "I10": "once all faults are healed, no key is in flight for longer than a lease (and the jump of "
+    "a clock)",
+    "I11": "every operation has an outcome in the end, no record is pending, and there is one record "
+    "for each key",
+    "I12": "the sweeper runs all the time, and every answered key still has its record at the end",
+    "I13": "the record at the end holds the very bytes that clients got before crashes and failovers",
+    "I14": "a body that ended in a process that was not killed has an outcome, also if its client "
+    "had left, or the server was being stopped",
+    "I15": "a request with a bad token gets 401, whatever its key has",
+}
+
+STATE_PENDING, STATE_SUCCEEDED, STATE_FAILED, STATE_UNKNOWN = 1, 2, 3, 4
+# What a request may get at any time: the store, or the database of the rows, is away.
+AWAY: Final = frozenset({"unavailable", "not-recorded", "rows-unavailable"})
+MARGIN_SECONDS: Final = 10.0
+STORED_WITHIN_SECONDS: Final = 20.0  # an outcome, while the store comes and goes
+DATABASE_FAULTS: Final = ("database", "store network")
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One invariant that did not hold for one operation."""
+
+    invariant: str
+    id: str
+    text: str
+    at: float
+
+
+Rule = Callable[[OperationHistory, RunHistory], Iterator[tuple[str, float]]]
+
+
+def check(run: RunHistory) -> list[Violation]:
+    """Return everything that is wrong, by time."""
+    found = [
+        Violation(rule.__name__.split("_")[0].upper(), operation.id, text, round(at, 3))
+        for operation in run.operations.values()
+        for rule in RULES
+        for text, at in rule(operation, run)
+    ]
+    return sorted([*found, *_of_the_run(run)], key=lambda one: one.at)
+
+
+def i1_one_effect(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
+    if len(operation.effect_ids()) > 1:
+        found = operation.rows if operation.level == "transactional" else operation.effects
+        times = ", ".join(f"{one['at']:.2f} s" for one in found)
+        where = "rows" if operation.level == "transactional" else f"effects, at {times}"
+        yield f"it has {len(found)} {where}", found[1]["at"]
+
+
+def i2_one_finish(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
+    finished = [one for one in operation.engine_events if one["what"] == "finished"]
+    fences = {one["fence"] for one in finished}
+    if operation.level != "transactional" and len(fences) > 1:
+        yield f"fences {sorted(fences)} have all finished", finished[-1]["at"]
+    firsts = [one for one in operation.successes() if not one.replayed]
+    if len(firsts) > 1:
+        numbers = [one.number for one in firsts]
+        yield f"requests {numbers} all got an answer that is not a replay", firsts[1].came or 0.0
+
+
+def i3_same_answer(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
+    bodies: dict[str, float] = {}
+    for one in operation.successes():
+        bodies.setdefault(one.body, one.came or 0.0)
+    if len(bodies) > 1:
+        yield f"its answers differ: {' and '.join(bodies)}", list(bodies.values())[1]
+
+
+def i4_answer_stays(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
+    first = next(operation.successes(), None)
+    if first is None or first.came is None:
+        return
+    for one in operation.tries.values():
+        if one.variant != first.variant or one.sent <= first.came or one.came is None:
+            continue
+        if not one.is_success and one.code not in AWAY and one.status < 500:
+            yield (
+                f"request {one.number} got {one.status} {one.code} after request {first.number} "
+                f"had got the answer",
+                one.came,
+            )
+    told = json.loads(first.body)["effect"]
+    if told not in operation.effect_ids():
+        yield f"a client was told of the effect {told}, which is not there", first.came
+
+
+def i5_no_early_takeover(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    takeovers = [one for one in operation.grants() if one["what"] == "takeover"]
+    for taken in takeovers:
+        for hold in operation.holds:
+            if hold["lost"] or hold["fence"] >= taken["fence"] or hold["at"] <= taken["at"]:
+                continue
+            began = min((one["at"] for one in operation.begins), default=0.0)
+            # Afterwards the clock stays where it jumped to, and a promoted server has it too.
+            if not run.faults_between(began - LEASE_SECONDS, hold["at"], "database clock jumps"):
+                yield (
+                    f"fence {taken['fence']} took over while the owner with fence {hold['fence']} "
+                    "still held the key by its own clock",
+                    taken["at"],
+                )
+
+
+def i6_fences_grow(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
+    grants = operation.grants()
+    if operation.level == "transactional" or not grants:
+        return
+    last = grants[-1]["at"]
+    attempts = [one["attempt"] for one in grants]
+    for earlier, later in zip(grants, grants[1:], strict=False):
+        if later["fence"] > earlier["fence"] and later["attempt"] <= earlier["attempt"]:
+            yield f"the attempts, by fence, are {attempts}", later["at"]
+    record = operation.record
+    if record is not None and record["fence"] < grants[-1]["fence"]:
+        yield f"fence {grants[-1]['fence']} was granted, but the record has {record['fence']}", last
+
+
+def i7_mismatch_iff_other_request(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    succeeded = {one.variant: one.came or 0.0 for one in operation.successes()}
+    if len({variant == "other body" for variant in succeeded}) > 1:
+        yield "two different requests have succeeded under one key", max(succeeded.values())
+    sent = [one for one in operation.tries.values() if one.variant != "bad token"]
+    for one in sent:
+        if one.code != "key-reused" or one.came is None:
+            continue
+        others = [other for other in sent if other.variant != one.variant and other.sent < one.came]
+        if not others:
+            yield f"request {one.number} got a mismatch, but no other was sent", one.came
+
+
+def i8_own_answers(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
+    for one in operation.successes():
+        told = json.loads(one.body)
+        if told["id"] != operation.id or told["account"] != operation.scope:
+            yield f"it got the answer of {told['id']}", one.came or 0.0
+
+
+def i9_one_body_per_fence(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    if operation.level == "transactional":
+        return  # its fence is the transaction's, and nothing is left of one that was rolled back
+    for fence, count in Counter(one["fence"] for one in operation.begins).items():
+        if count > 1:
+            last = [one["at"] for one in operation.begins if one["fence"] == fence][-1]
+            yield f"{count} bodies have begun with fence {fence}", last
+
+
+def i10_free_after_its_lease(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    grace = 3 * LEASE_SECONDS + CLOCK_JUMP_MAX_SECONDS if operation.level == "recovered" else 0
+    limit = run.healed_at + LEASE_SECONDS + 2 * CLOCK_JUMP_MAX_SECONDS + grace + MARGIN_SECONDS
+    for one in operation.tries.values():
+        if one.code == "in-flight" and one.sent > limit:
+            yield f"request {one.number} still got in-flight", one.sent
+            return
+
+
+def i11_an_outcome_in_the_end(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    state = operation.record["state"] if operation.record is not None else 0
+    end = run.ended["at"] if run.ended else 0.0
+    if state == STATE_PENDING:
+        yield "its record is pending at the end", end
+    if operation.level == "queue" and operation.published and not operation.effect_ids():
+        yield "its message was published, but it has no effect", end
+    if operation.level == "queue" and operation.published and state != STATE_SUCCEEDED:
+        yield f"its message was published, but its record has state {state}", end
+    asked = [one for one in operation.tries.values() if one.variant == "same"]
+    known = [one for one in asked if one.is_success or one.code in ("outcome-unknown", "key-reused")]
+    if asked and not known:
+        yield "no client has learnt its outcome", end
+
+
+def i13_durable_before_seen(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    first = next(operation.successes(), None)
+    if first is None or first.came is None:
+        return
+    record = operation.record
+    if record is None:
+        yield "a client has its answer, but there is no record", first.came
+    elif record["state"] != STATE_SUCCEEDED:
+        yield f"a client has its answer, but the record has state {record['state']}", first.came
+    elif first.body not in record["body"]:
+        yield "the record has another answer than the one that a client got", first.came
+
+
+def i14_a_healthy_owner_is_heard(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    if operation.level not in ("once", "recovered"):
+        return
+    state = operation.record["state"] if operation.record is not None else 0
+    for ended in operation.ends:
+        until = ended["at"] + STORED_WITHIN_SECONDS
+        mine = ended["by"].replace("-", " ")
+        hit = [
+            fault
+            for fault in run.faults_between(ended["at"] - 1, until)
+            if fault["target"] == mine and fault["what"] != "worker paused"
+        ]
+        killed = [fault for fault in hit if fault["what"] == "worker killed"]
+        away = [one for one in run.faults_between(ended["at"] - 5, until) if _is_database(one)]
+        if killed or (hit and away) or until > run.healed_at:
+            continue
+        if state in (STATE_PENDING, STATE_UNKNOWN):
+            yield f"its body ended in {ended['by']}, but the record has state {state}", ended["at"]
+
+
+def _is_database(fault: dict[str, object]) -> bool:
+    return fault["target"] in DATABASE_FAULTS
+
+
+def i15_bad_tokens_get_nothing(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    for one in operation.tries.values():
+        if one.variant == "bad token" and one.came is not None and one.status != 401:
+            yield f"a bad token got {one.status} {one.code}", one.came
+
+
+def i12_the_sweeper_takes_nothing(run: RunHistory) -> Iterator[Violation]:
+    if run.ended is not None and run.ended["past_generations"]:
+        count = run.ended["past_generations"]
+        yield Violation("I12", "", f"{count} records were moved to the audit", run.ended["at"])
+
+
+def _of_the_run(run: RunHistory) -> Iterator[Violation]:
+    yield from i12_the_sweeper_takes_nothing(run)
+    if run.ended is None or not run.ended["complete"]:
+        yield Violation("I11", "", "the clients or the stream did not come to an end", 0.0)
+    for note in run.notes:
+        yield Violation("I11", "", f"{note}", note["at"])
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    i1_one_effect,
+    i2_one_finish,
+    i3_same_answer,
+    i4_answer_stays,
+    i5_no_early_takeover,
+    i6_fences_grow,
+    i7_mismatch_iff_other_request,
+    i8_own_answers,
+    i9_one_body_per_fence,
+    i10_free_after_its_lease,
+    i11_an_outcome_in_the_end,
+    i13_durable_before_seen,
+    i14_a_healthy_owner_is_heard,
+    i15_bad_tokens_get_nothing,
+)
