@@ -11,9 +11,10 @@ import pytest
 from examples.broken.payments import ALICE
 from tests.support.verified_apis import served_broken
 
+from oncekey.verify.profile import PROFILE_DEFAULT, STRIPE
 from oncekey.verify.verdict import Guarantee, Status
 
-BODY = {"order": "book-1", "cents": 500}
+BODY: dict[str, Any] = {"order": "book-1", "cents": 500}
 OTHER_BODY = "idempotency_other_body_after"
 
 
@@ -23,7 +24,7 @@ def checks() -> Iterator[Any]:
 
     schemathesis_checks.configure()
     yield schemathesis_checks
-    schemathesis_checks.configure(profile=schemathesis_checks.PROFILE_DEFAULT)
+    schemathesis_checks.configure(profile=PROFILE_DEFAULT)
 
 
 def named(checks: Any, *names: str) -> list[Any]:
@@ -88,8 +89,6 @@ def test_a_correct_api_passes_and_is_probed_once(checks: Any) -> None:
 
 
 def test_a_profile_may_leave_a_guarantee_out(checks: Any) -> None:
-    from oncekey.verify.profile import STRIPE
-
     checks.configure(profile=STRIPE)
     run_on("correct", named(checks, "idempotency_missing_key"))
     assert checks.verdicts() == {}
