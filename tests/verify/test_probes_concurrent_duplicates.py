@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from tests.verify.keyed_server import IN_FLIGHT, KeyedServer, Ledger, Received, Record, Reply
 from tests.verify.probe_checks import LIMITS, assert_fault, verdict_on
 
-from oncekey.verify.probe import Limits
+from oncekey.verify.probe import Limits, Together
 from oncekey.verify.probes.concurrent_duplicates import ConcurrentDuplicates
 from oncekey.verify.recorded_exchange import Exchange
 from oncekey.verify.target import Operation
@@ -123,6 +124,13 @@ class Overloaded(KeyedServer):
             self.running -= 1
 
 
+class BreaksDown(KeyedServer):
+    """Serves a request and its retry, and nobody afterwards."""
+
+    async def respond(self, received: Received) -> Reply:
+        return await super().respond(received) if len(self.arrivals) == 1 else Reply(503)
+
+
 class Lagging(Ledger):
     """Sees an effect only when it is asked a second time."""
 
@@ -141,6 +149,18 @@ class OfOthersToo(Ledger):
     async def count(self, operation: Operation, exchanges: Sequence[Exchange]) -> int:
         self.server.effects["of others"] += 1
         return await super().count(operation, exchanges)
+
+
+class OfLines(Ledger):
+    """Counts two lines for each effect."""
+
+    async def count(self, operation: Operation, exchanges: Sequence[Exchange]) -> int:
+        return 2 * await super().count(operation, exchanges)
+
+
+class OfNothing(Ledger):
+    async def count(self, operation: Operation, exchanges: Sequence[Exchange]) -> int:
+        return 0
 
 
 def test_it_holds_on_a_server_that_claims_first() -> None:
@@ -205,8 +225,10 @@ def test_a_retry_that_runs_again_after_a_success_is_named() -> None:
     assert "a retry ran again" in verdict.summary
 
 
-def test_an_overloaded_server_is_not_accused() -> None:
-    assert verdict_on(Overloaded, PROBE).status is Status.HOLDS
+def test_a_storm_of_503_is_neither_a_pass_nor_a_fault() -> None:
+    verdict = verdict_on(Overloaded, PROBE)
+    assert verdict.status is Status.NOT_OBSERVABLE
+    assert "no two duplicates were served" in verdict.summary
 
 
 def test_effects_that_nobody_counts_cannot_be_observed() -> None:
@@ -237,3 +259,25 @@ def test_a_request_that_does_not_succeed_shows_nothing() -> None:
 def test_no_more_are_sent_together_than_the_limit_allows() -> None:
     verdict = verdict_on(KeyedServer, PROBE, LIMITS)
     assert verdict.n == 3 * (2 + LIMITS.concurrency + LIMITS.concurrency)
+
+
+def test_a_server_that_breaks_down_under_the_first_round_is_not_accused() -> None:
+    verdict = verdict_on(BreaksDown, PROBE)
+    assert verdict.status is Status.NOT_OBSERVABLE
+    assert verdict.summary == "no two duplicates were served: 3 x 503"
+
+
+def test_duplicates_that_did_not_meet_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Together, "met", 1)
+    verdict = verdict_on(KeyedServer, PROBE)
+    assert verdict.status is Status.NOT_OBSERVABLE
+    assert "before the next one was complete" in verdict.summary
+
+
+@pytest.mark.parametrize(("counter", "number"), [(OfLines, 2), (OfNothing, 0)])
+def test_a_counter_that_does_not_count_operations_accuses_nobody(
+    counter: type[Ledger], number: int
+) -> None:
+    verdict = verdict_on(KeyedServer, PROBE, effects=counter)
+    assert verdict.status is Status.NOT_OBSERVABLE
+    assert f"the counter says {number} effects, not 1" in verdict.summary

@@ -58,10 +58,9 @@ class Round:
         return [exchange for exchange in self.together.exchanges if exchange.is_success]
 
     @property
-    def was_sent(self) -> bool:
-        """False if not even two duplicates were answered, so that nothing was shown."""
-        answered = [e for e in self.together.exchanges if e.response is not None]
-        return len(answered) > 1
+    def was_served(self) -> bool:
+        """False if the server had no time for even two duplicates, so that nothing was shown."""
+        return sum(not is_busy(exchange) for exchange in self.together.exchanges) > 1
 
 
 class ConcurrentDuplicates:
@@ -91,19 +90,21 @@ class ConcurrentDuplicates:
                 return violated(
                     self.guarantee, [found], n=_sent(rounds), window=_window(rounds[-1:])
                 )
+            if is_busy(done.retry):
+                break  # it did not recover from this round, and would not from the next
         return self._conclusion(rounds)
 
     def _conclusion(self, rounds: Sequence[Round]) -> Verdict:
         """Judge rounds without a fault: they count if duplicates met and the retry succeeded."""
-        good = [r for r in rounds if r.was_sent and r.retry.is_success and r.effects == 1]
+        good = [r for r in rounds if r.was_served and r.retry.is_success and r.effects == 1]
         met = [r for r in good if r.together.met > 1]
         if not good:
             last = rounds[-1]
             return not_observable(
                 self.guarantee,
-                f"no round came to an end: {answers([*last.together.exchanges, last.retry])}",
-                "The server was too busy or failed. Lower --concurrency, or verify a server with "
-                "nothing else to do.",
+                f"no two duplicates were served: {answers([*last.together.exchanges, last.retry])}",
+                "Lower --concurrency, or verify a server with nothing else to do and without a "
+                "limit of requests.",
             )
         if not met:
             return not_observable(
@@ -157,7 +158,7 @@ def _fault_of(run: ProbeRun, done: Round) -> Violation | None:
             return found(Fault.FAILURE_CLOBBERS_SUCCESS, what)
         what = f"{size} duplicates together had an effect and no success, and a retry ran again"
         return found(Fault.RERUN_AFTER_FAILURE, f"{what} ({came})")
-    if done.retry.is_success or is_busy(done.retry) or not done.was_sent:
+    if done.retry.is_success or is_busy(done.retry) or not done.was_served:
         return None
     if done.successes and done.retry.status not in run.profile.in_flight:
         what = f"one of {size} duplicates succeeded, and later retries get {done.retry.outcome()}"
