@@ -97,6 +97,7 @@ verify-peers: $(VENV)/.bench ## the verifier on published middlewares; writes do
 docs: setup ## write the pages in docs/ that are generated from code
 	@$(BIN)/python -m docs_build.state_machine_page
 	@$(BIN)/python -m docs_build.doctor_page
+	@$(BIN)/python -m docs_build.verify_page
 
 docs-site: $(VENV)/.docs ## build the documentation site into build/site; a dead link or anchor fails
 	@PYTHONPATH=. $(BIN)/zensical build --clean --strict

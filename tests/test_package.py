@@ -37,14 +37,14 @@ def test_the_tools_of_our_own_tests_are_not_in_the_package() -> None:
     assert folders == {"testing", "contract", "app_check"}
 
 
-def test_only_the_demo_starts_processes() -> None:
-    """They are its own workers."""
+def test_only_the_demo_and_a_counter_of_the_verifier_start_processes() -> None:
+    """The demo's are its own workers; the verifier runs the user's program that counts effects."""
     starting = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
         if re.search(r"\b(subprocess|multiprocessing|os\.fork)\b", path.read_text("utf-8"))
     }
-    assert starting == {"demo/workers.py"}
+    assert starting == {"demo/workers.py", "verify/effect_counters.py"}
 
 
 def test_the_testing_tools_import_without_pytest() -> None:

@@ -67,7 +67,7 @@ NEEDS: Mapping[Guarantee, Need] = {
 def how_to_observe(verdict: Verdict, target: Target) -> str:
     """Return the probe's advice, with the option that follows it if one is missing."""
     need = missing_for(verdict.guarantee, target)
-    if verdict.status is not Status.NOT_OBSERVABLE or need is None:
+    if verdict.status is not Status.NOT_OBSERVABLE or need is None or "--" in verdict.advice:
         return verdict.advice
     option = f"{need.advice[0].upper()}{need.advice[1:]}."
     return f"{verdict.advice} {option}".strip()
