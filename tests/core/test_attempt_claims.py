@@ -229,8 +229,9 @@ def recovering() -> FlowDriver:
 def test_the_result_of_recover_is_resolved_and_the_key_claimed_again() -> None:
     driver = recovering()
     driver.send(FOUND)
+    shown = UNKNOWN_REPLY.record.lease_until
     assert driver.command(Resolve) == Resolve(
-        ID, FENCE, State.SUCCEEDED, b"found", "asked the bank"
+        ID, FENCE, State.SUCCEEDED, b"found", "asked the bank", lease_until=shown
     )
     driver.reply(Done())
     driver.command(Claim)

@@ -124,7 +124,16 @@ def recover(record: Record, *, grace_over: bool = True) -> Generator[Effect, obj
     assert isinstance(found, Recovered)
     if found.state != State.SUCCEEDED and not grace_over:
         return State.UNKNOWN
-    command = Resolve(record.id, record.fence, found.state, found.body, found.note)
+    # Decided as it was shown, lease included: a completer finds keys that nobody has given up, and
+    # the silent owner of such a key may come back, renew, act, and fall silent again.
+    command = Resolve(
+        record.id,
+        record.fence,
+        found.state,
+        found.body,
+        found.note,
+        lease_until=record.lease_until,
+    )
     for _ in range(RESOLVE_TRIES):
         result = yield command
         assert isinstance(result, CommandResult)

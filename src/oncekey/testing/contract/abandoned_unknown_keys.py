@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from oncekey.core.abandoned import BACKOFF_FIRST_US
-from oncekey.core.commands import Done, SaveStep
+from oncekey.core.commands import Command, Done, Resolve, SaveStep
 from oncekey.core.errors import InvalidKey
 from oncekey.core.identity import child_uuid
 from oncekey.core.recovery import Recovery, UnknownKey
@@ -21,6 +22,11 @@ from oncekey.testing.contract.store_case import (
     SUCCEEDED,
     UNKNOWN,
 )
+from oncekey.testing.faulty_store import Fault
+
+
+def hold_decisions(number: int, commands: Sequence[Command]) -> Fault | None:
+    return Fault.HOLD_BEFORE if any(isinstance(c, Resolve) for c in commands) else None
 
 
 class AbandonedUnknownKeys:
@@ -58,6 +64,23 @@ class AbandonedUnknownKeys:
         once, _ = self.asked(engines, Recovery.free())
         assert outcomes(once) == ["succeeded"]
         assert self.ship.runs == [("k", ORDER)]
+
+    def test_i1_a_key_is_not_freed_if_its_silent_owner_came_back_while_recover_was_asked(
+        self, engines: EngineCase
+    ) -> None:
+        """Nothing had happened when `recover` looked; then the owner renewed, acted, and died."""
+        held = abandoned(engines, retry_safe=False)
+        faulty = engines.faulty(hold_decisions)
+        once, ship = engines.once(faulty), Ship()
+        once.operation("op", recover=lambda unknown: Recovery.free(), recover_grace="0s")(ship)
+        running = engines.start(outcomes, once)
+        faulty.wait_held()
+        engines.expect(Done, held.renew())
+        engines.wait(LEASE)
+        faulty.release()
+        assert running.result() == ["elsewhere"]
+        assert ship.runs == []
+        assert engines.record_of("k").state in (UNKNOWN, PENDING)
 
     def test_i11_recover_that_returns_none_is_asked_again_with_backoff_and_a_limit(
         self, engines: EngineCase
