@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.covering_sets import THINNED, covering
+from tests.support.covering_sets import SERVER_TESTS, THINNED, covering
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = [(values, values) for values in itertools.product("abc", "12", "xyz")]
@@ -28,9 +28,11 @@ def test_a_covering_set_has_every_combination_and_few_cases(strength: int, most:
     assert len(chosen) <= most
 
 
-@pytest.mark.parametrize("name", THINNED)
-def test_a_thinned_test_exists(name: str) -> None:
+@pytest.mark.parametrize("name", [*THINNED, *SERVER_TESTS, *set(SERVER_TESTS.values())])
+def test_a_test_that_is_named_exists(name: str) -> None:
     file, _, test = name.partition("::")
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    if not test:
+        return
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     assert test.rpartition("::")[2] in functions

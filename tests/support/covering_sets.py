@@ -1,4 +1,4 @@
-"""Which cases of a large matrix of parameters `make test` runs; `make soak` runs the product.
+"""Which tests `make test` leaves to `make soak`: most of a large matrix, and some of servers.
 
 A covering set of strength 1 has every value of every parameter, one of strength 2 every pair of
 values. A matrix of two parameters is thinned to strength 1, where the second parameter only says
@@ -64,6 +64,21 @@ THINNED = {
     "tests/stores/postgres/test_ring_rotation.py::test_i12_a_record_stays_until_its_audit_ends": 1,
 }
 
+# Tests of the servers that tests start; what they prove is needed by these tests, which run.
+SERVER_TESTS = {
+    "tests/servers/test_etcd_servers.py::test_a_killed_leader_is_replaced_and_rejoins": "tests/fault/test_etcd_members_lost.py",
+    "tests/servers/test_etcd_servers.py::test_a_paused_member_does_not_stop_the_others": "tests/fault/test_etcd_members_lost.py",
+    "tests/servers/test_etcd_servers.py::"
+    "test_an_isolated_leader_takes_no_writes_until_it_is_healed": "tests/fault/test_etcd_members_lost.py",
+    "tests/servers/test_kafka_servers.py::"
+    "test_a_killed_broker_keeps_messages_and_a_topic_can_be_deleted": "tests/queues/test_kafka_groups.py",
+    "tests/servers/test_kafka_servers.py::"
+    "test_the_mock_keeps_headers_and_knows_both_group_protocols": "tests/queues/test_kafka_headers.py",
+    "tests/servers/test_kafka_servers.py::test_aiokafka_speaks_to_the_mock": "tests/queues/test_kafka_headers.py",
+    "tests/servers/test_servers.py::"
+    "test_a_synchronous_standby_has_every_commit_and_can_be_promoted": "tests/fault/test_postgres_failover.py",
+}
+
 
 def left_to_soak(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the items that `make test` leaves out."""
@@ -76,7 +91,7 @@ def left_to_soak(items: Sequence[pytest.Item]) -> list[pytest.Item]:
             # The same object stands for the same value in every case.
             values = [id(value) for value in item.callspec.params.values()]
             matrices[name].append((item, values))
-    left = []
+    left = [item for item in items if item.nodeid.partition("[")[0] in SERVER_TESTS]
     for name, cases in matrices.items():
         kept = covering(cases, THINNED[name])
         left += [item for item, _ in cases if item not in kept]
