@@ -64,19 +64,28 @@ THINNED = {
     "tests/stores/postgres/test_ring_rotation.py::test_i12_a_record_stays_until_its_audit_ends": 1,
 }
 
-# Tests of the servers that tests start; what they prove is needed by these tests, which run.
+# Tests of the servers that tests start. What they prove is needed by the tests of a file that
+# run in `make test`.
 SERVER_TESTS = {
-    "tests/servers/test_etcd_servers.py::test_a_killed_leader_is_replaced_and_rejoins": "tests/fault/test_etcd_members_lost.py",
-    "tests/servers/test_etcd_servers.py::test_a_paused_member_does_not_stop_the_others": "tests/fault/test_etcd_members_lost.py",
-    "tests/servers/test_etcd_servers.py::"
-    "test_an_isolated_leader_takes_no_writes_until_it_is_healed": "tests/fault/test_etcd_members_lost.py",
-    "tests/servers/test_kafka_servers.py::"
-    "test_a_killed_broker_keeps_messages_and_a_topic_can_be_deleted": "tests/queues/test_kafka_groups.py",
-    "tests/servers/test_kafka_servers.py::"
-    "test_the_mock_keeps_headers_and_knows_both_group_protocols": "tests/queues/test_kafka_headers.py",
-    "tests/servers/test_kafka_servers.py::test_aiokafka_speaks_to_the_mock": "tests/queues/test_kafka_headers.py",
-    "tests/servers/test_servers.py::"
-    "test_a_synchronous_standby_has_every_commit_and_can_be_promoted": "tests/fault/test_postgres_failover.py",
+    f"tests/servers/{name}": needed_by
+    for needed_by, names in {
+        "tests/fault/test_etcd_members_lost.py": [
+            "test_etcd_servers.py::test_a_killed_leader_is_replaced_and_rejoins",
+            "test_etcd_servers.py::test_a_paused_member_does_not_stop_the_others",
+            "test_etcd_servers.py::test_an_isolated_leader_takes_no_writes_until_it_is_healed",
+        ],
+        "tests/queues/test_kafka_groups.py": [
+            "test_kafka_servers.py::test_a_killed_broker_keeps_messages_and_a_topic_can_be_deleted",
+        ],
+        "tests/queues/test_kafka_headers.py": [
+            "test_kafka_servers.py::test_the_mock_keeps_headers_and_knows_both_group_protocols",
+            "test_kafka_servers.py::test_aiokafka_speaks_to_the_mock",
+        ],
+        "tests/fault/test_postgres_failover.py": [
+            "test_servers.py::test_a_synchronous_standby_has_every_commit_and_can_be_promoted",
+        ],
+    }.items()
+    for name in names
 }
 
 
