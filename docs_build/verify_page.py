@@ -98,6 +98,7 @@ MEANINGS = {
         "variants": "tables, below",
         "effects": "a table, below",
         "limits": "a table, below",
+        "openapi": "a table, below; it takes the place of `request`",
     },
     "request": {
         "method": "`POST` by default",
@@ -139,6 +140,12 @@ MEANINGS = {
         "sql": "a query that gives one number; `:unique`, `:number` and `:key` are bound",
         "database": "`sqlite:///file` or `postgresql://...`, opened read-only",
         "ids": "places of ids in responses: `$.id`, `header:Location`; without a table the usual",
+    },
+    "openapi": {
+        "document": "a file or a URL: [how](../how-to/verify-openapi.md)",
+        "operation": "an `operationId`, or a method and a path: `POST /charges`",
+        "path_parameters": "values of the path's parameters that no generator can know",
+        "fields": "members of the JSON body with the values they are to have",
     },
     "limits": {
         "requests": "how many requests are sent at most",

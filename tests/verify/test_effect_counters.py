@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sqlite3
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.postgres_stores import server
@@ -161,12 +164,19 @@ def test_a_command_must_print_a_number_and_end_well(code: str, message: str) -> 
         count(command(code))
 
 
-def test_a_command_that_does_not_end_is_killed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(effect_counters, "COUNT_TIMEOUT_SECONDS", 0.5)
-    with pytest.raises(CountFailed, match=r"did not end within 0\.5 s"):
+def test_a_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effect_counters, "COUNT_TIMEOUT_SECONDS", 0.05)
+    started: list[Process] = []
+    start = asyncio.create_subprocess_exec
+
+    async def start_and_keep(*arguments: str, **options: Any) -> Process:
+        started.append(await start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_keep)
+    with pytest.raises(CountFailed, match=r"did not end within 0\.05 s"):
         count(command("import signal; signal.pause()"))
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_a_command_that_is_not_there_is_told() -> None:

@@ -59,6 +59,23 @@ def test_a_url_that_cannot_be_used_is_refused(url: str, message: str) -> None:
         split_url(url)
 
 
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("[::1]", True),
+        ("127.0.0.1.example.org", False),
+        ("localhost.example.org", False),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),
+    ],
+)
+def test_only_this_machine_is_sent_to_without_a_question(host: str, expected: bool) -> None:
+    assert split_url(f"http://{host}:8000/charges")[0].is_loopback is expected
+
+
 def test_credentials_among_the_headers_belong_to_the_caller() -> None:
     """So that no report shows them, and another caller does not send them too."""
     told = TargetSettings(

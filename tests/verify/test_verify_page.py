@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from docs_build import verify_page
-from tests.docs.pages import DOCS, blocks
+from tests.docs.pages import DOCS, ROOT, blocks
 
 from oncekey.cli.commands.verify import verify
+from oncekey.verify.observability import missing_for
 from oncekey.verify.target import Variant
 from oncekey.verify.target_file import FILE_KEYS, read_target_file
 from oncekey.verify.verdict import Fault, Guarantee
@@ -40,6 +41,13 @@ def test_the_file_on_the_page_is_one(tmp_path: Path) -> None:
         Variant.REJECTED,
         Variant.FAILING,
     }
+
+
+def test_the_file_of_the_broken_servers_leaves_nothing_unobservable_but_expiry() -> None:
+    told = read_target_file(ROOT / "examples" / "broken" / "payments.toml")
+    target = told.target.target({"ALICE": "a", "BOB": "b"})
+    missing = {guarantee for guarantee in Guarantee if missing_for(guarantee, target) is not None}
+    assert missing == {Guarantee.EXPIRY}
 
 
 def test_every_option_is_in_the_reference() -> None:

@@ -44,16 +44,16 @@ class Output:
         sys.stdout.write(json.dumps(value, default=_plain) + "\n")
         sys.stdout.flush()
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, style: str = "") -> None:
         """Writes one line of the result for people, never wrapped."""
-        self.console.print(Text(printable(text)), soft_wrap=True)
+        self.console.print(Text(printable(text), style), soft_wrap=True)
 
-    def line_above(self, text: str) -> None:
+    def line_above(self, text: str, style: str = "") -> None:
         """Writes one line of the result while progress is shown below it on the same terminal."""
         if self.console.is_terminal and self._stderr.is_terminal:
-            self._stderr.print(Text(printable(text)), soft_wrap=True)
+            self._stderr.print(Text(printable(text), style), soft_wrap=True)
         else:
-            self.line(text)
+            self.line(text, style)
 
     @property
     def shows_progress(self) -> bool:

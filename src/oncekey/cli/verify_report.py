@@ -6,9 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.text import Text
-
-from oncekey.cli.output import Output, printable
+from oncekey.cli.output import Output
 from oncekey.cli.verify_options import VerifyPlan
 from oncekey.verify.first_request import FirstRequestFailed
 from oncekey.verify.observability import how_to_observe, missing_for
@@ -19,7 +17,7 @@ from oncekey.verify.target import Operation, Target, Variant, new_values
 from oncekey.verify.verdict import Guarantee, Status, Verdict
 from oncekey.verify.verification import Verification
 
-_STYLES = {Status.HOLDS: "green", Status.VIOLATED: "bold red", Status.NOT_OBSERVABLE: "yellow"}
+STYLES = {Status.HOLDS: "green", Status.VIOLATED: "bold red", Status.NOT_OBSERVABLE: "yellow"}
 _STATUS_WIDTH = max(map(len, Status))
 _SLUG_WIDTH = max(len(guarantee.slug) for guarantee in Guarantee)
 # With --json, --html and --junit there is no such limit.
@@ -120,7 +118,7 @@ def print_verification(verification: Verification, out: Output) -> None:
         if not found:
             continue
         out.line("")
-        out.console.print(Text(_HEADINGS[status], _STYLES[status]))
+        out.line(_HEADINGS[status], STYLES[status])
         for verdict in found:
             _print_verdict(verdict, verification.target, out)
     out.line("")
@@ -163,7 +161,7 @@ def _print_verdict(verdict: Verdict, target: Target, out: Output) -> None:
         out.line(f"    not seen: {part}")
     for violation in verdict.violations:
         fault = violation.fault
-        out.console.print(Text(f"    {fault.title} ({fault.slug})", "bold red"))
+        out.line(f"    {fault.title} ({fault.slug})", "bold red")
         out.line(f"    what:  {violation.what}")
         out.line(f"    cause: {fault.cause}")
         out.line(f"    mend:  {remedy(fault)}")
@@ -178,8 +176,7 @@ def _print_entry(entry: ShownEntry, out: Output) -> None:
     together = f" ({entry.count} times, together)" if entry.together else ""
     if entry.note or together:
         out.line(f"      # {entry.note}{together}")
-    # Never wrapped, so that it can be copied.
-    out.console.print(Text(f"      {printable(entry.curl)}", "cyan"), soft_wrap=True)
+    out.line(f"      {entry.curl}", "cyan")
     for answer in entry.answers:
         share = f"{answer.count} of {entry.count}: " if entry.together else ""
         out.line(f"      -> {share}{answer.outcome}  {answer.body}".rstrip())

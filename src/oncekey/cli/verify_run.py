@@ -65,7 +65,8 @@ async def _verify(plan: VerifyPlan, out: Output) -> Verification:
             def on_probe(probe: Probe, verdict: Verdict | None) -> None:
                 begun(probe)
                 if verdict is not None and not out.as_json:
-                    out.line_above(verify_report.verdict_line(verdict))
+                    style = verify_report.STYLES[verdict.status]
+                    out.line_above(verify_report.verdict_line(verdict), style)
 
             return await verify(
                 first.target,

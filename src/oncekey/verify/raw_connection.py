@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import ipaddress
 import socket
 import ssl
 import struct
@@ -52,7 +53,11 @@ class Origin:
 
     @property
     def is_loopback(self) -> bool:
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+        """True if only this machine is meant; a name that merely looks like that is not."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     def __str__(self) -> str:
         usual = {"http": 80, "https": 443}[self.scheme]
