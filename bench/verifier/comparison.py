@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.support.servers.http_servers import Uvicorn
-from tests.support.verified_apis import PAYMENT_SLOW_SECONDS, payments_target
+from tests.support.verified_apis import payments_target
 
 from bench.verifier.comparison_page import page, written
 from oncekey.verify.probe import Limits, Probe
@@ -43,6 +43,7 @@ PROFILE = replace(
     leaves_out=frozenset({Guarantee.MISSING_KEY}),
 )
 LIMITS = Limits(requests=5_000, total_seconds=300)
+SLOW_SECONDS = 2.5  # see examples/broken/payments.toml
 SHORT_LEASE_SECONDS = 1.0
 SHORT_KEEP_SECONDS = 5.0
 
@@ -153,7 +154,7 @@ async def rows() -> list[Row]:
         expiries[name] = await verdict_of(peer, expiry, KEEP_SECONDS=keep)
         leases[name] = await verdict_of(peer, slow, LEASE_SECONDS=lease) if peer.has_lease else None
         cookies[name] = await verdict_of(peer, fidelity, COOKIES="1")
-    short_lease = f"with a lease of {lease} s and a handler of {PAYMENT_SLOW_SECONDS:g} s"
+    short_lease = f"with a lease of {lease} s and a handler of {SLOW_SECONDS:g} s"
     return [
         *(
             Row(one.title, one.slug, {name: found[one] for name, found in whole.items()})
