@@ -10,10 +10,11 @@ from oncekey.verify.verdict import Status, Verdict
 
 _HEAD = """# The verifier on published middlewares
 
-What `oncekey verify` says about Python middlewares that promise what oncekey promises, each before
-the same payments API, with an effect counter and two callers. `make verify-peers` makes this page
-again. Judge for yourself: the apps are in `bench/verifier/peer_apps.py`, and what each cell stands
-on is in [the JSON file](verified-peers.json) beside this page.
+What [`oncekey verify`](../how-to/verify.md) says about Python middlewares that promise what oncekey
+promises, each before the same payments API, with an effect counter and two callers. `make
+verify-peers` makes this page again. Judge for yourself: the apps are in
+`bench/verifier/peer_apps.py`, and what each cell stands on is in [the JSON
+file](verified-peers.json) beside this page.
 
 How it is kept fair:
 
