@@ -3,13 +3,15 @@
 The API is the one of examples/broken, with its authentication as a dependency of the routes, which
 is where FastAPI has it. Each middleware that can tell callers apart gets the verified account. All
 of them keep records in memory, in one process. PEER says which one stands before the API,
-LEASE_SECONDS shortens its lease, COOKIES makes the API set a cookie; a server imports `app`.
+LEASE_SECONDS and KEEP_SECONDS shorten its lease and how long it remembers a key, COOKIES makes the
+API set a cookie; a server imports `app`.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from datetime import timedelta
 from typing import Annotated, Any
 
 from examples.broken.payments import Payment, Shop, account_of
@@ -18,6 +20,7 @@ from starlette.responses import Response
 
 PEER = os.environ.get("PEER", "bare")
 LEASE_SECONDS = float(os.environ.get("LEASE_SECONDS", "0"))
+KEEP_SECONDS = float(os.environ.get("KEEP_SECONDS", "0")) or 24 * 3600.0
 COOKIES = os.environ.get("COOKIES") == "1"
 
 
@@ -56,7 +59,8 @@ def oncekey() -> FastAPI:
     from oncekey.http.asgi import IdempotencyMiddleware
 
     made = bare()
-    once = AsyncOnce("memory://", policy=Policy(lease=f"{LEASE_SECONDS or 30:g}s"))
+    lease, keep = LEASE_SECONDS or min(30, KEEP_SECONDS), KEEP_SECONDS
+    once = AsyncOnce("memory://", policy=Policy(lease=f"{lease:g}s", keep=f"{keep:g}s"))
     made.add_middleware(
         IdempotencyMiddleware, once=once, caller=lambda scope: account_of(Request(scope))
     )
@@ -71,6 +75,7 @@ def idemkit() -> FastAPI:
     config = HttpConfig(
         scope=lambda request: account_of(request) or "anonymous",
         lease_ttl_seconds=LEASE_SECONDS or None,
+        expires_after_seconds=KEEP_SECONDS,
     )
     made.add_middleware(IdempotencyMiddleware, backend=InMemoryBackend(), config=config)
     return made
@@ -87,6 +92,7 @@ def fastapi_idempotency() -> FastAPI:
     made.add_middleware(
         peer.IdempotencyMiddleware,
         scope=lambda request: account_of(request) or "anonymous",
+        key_window=timedelta(seconds=KEEP_SECONDS),
         **lease,
     )
     return made
@@ -99,7 +105,7 @@ def asgi_idempotency_header() -> FastAPI:
 
     made = bare()
     middleware: Any = IdempotencyHeaderMiddleware  # a dataclass, which is no factory to mypy
-    made.add_middleware(middleware, backend=MemoryBackend())
+    made.add_middleware(middleware, backend=MemoryBackend(expiry=int(KEEP_SECONDS)))
     return made
 
 

@@ -6,96 +6,38 @@ demo      the payments API of `oncekey demo`
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 from examples.broken.catalog import SERVERS
 from examples.broken.guard import KEEP_SECONDS
-from examples.broken.payments import ALICE, BOB, payments_api
+from examples.broken.payments import payments_api
 
 from oncekey.demo.cards import SLOW_SECONDS, Card
 from oncekey.demo.environment import Environment
 from oncekey.demo.server import Server, bind
-from oncekey.verify.raw_connection import Origin, RawConnection
-from oncekey.verify.recorded_exchange import Exchange, WireRequest
-from oncekey.verify.target import Caller, Operation, RequestTemplate, Target, Variant
+from oncekey.verify.effect_counters import SqlCounter
+from oncekey.verify.raw_connection import Origin
+from oncekey.verify.target import Caller, RequestTemplate, Target, Variant
+from oncekey.verify.target_file import read_target_file
 from oncekey.verify.verdict import Fault
 
-# Longer than STALE_SECONDS of examples/broken/stale_reset.py.
-PAYMENT_SLOW_SECONDS = 2.5
+PAYMENTS_FILE = Path(__file__).parents[2] / "examples" / "broken" / "payments.toml"
+PROVIDER_ACTS = 'SELECT count(*) FROM acts WHERE "order" = :unique'
 _JSON = (("Content-Type", "application/json"),)
 
 
-@dataclass(frozen=True, slots=True)
-class EffectsOfOrder:
-    """Asks `GET /effects?order=` of examples/broken."""
-
-    origin: Origin
-    is_total: bool = False
-    sees_lost_responses: bool = True
-
-    def describe(self) -> str:
-        return "GET /effects?order="
-
-    async def count(self, operation: Operation, exchanges: Sequence[Exchange]) -> int:
-        path = f"/effects?order={operation.values['unique']}"
-        async with await RawConnection.open(self.origin) as connection:
-            await connection.send(WireRequest("GET", path))
-            response = await connection.read_response()
-        return int(json.loads(response.body)["count"])
-
-
-@dataclass(frozen=True, slots=True)
-class ActsOfProvider:
-    """Reads the ledger of the demo's payment provider."""
-
-    ledger: Path
-    is_total: bool = False
-    sees_lost_responses: bool = True
-
-    def describe(self) -> str:
-        return "the provider's ledger"
-
-    async def count(self, operation: Operation, exchanges: Sequence[Exchange]) -> int:
-        return await asyncio.to_thread(self._count, operation.values["unique"])
-
-    def _count(self, order: str) -> int:
-        with closing(sqlite3.connect(self.ledger)) as ledger:
-            asked = ledger.execute('SELECT count(*) FROM acts WHERE "order" = ?', (order,))
-            return int(asked.fetchone()[0])
-
-
 def payments_target(origin: Origin) -> Target:
-    """The API of examples/broken/payments.py, with every variant that it can serve."""
-    return Target(
-        origin=origin,
-        variants={
-            Variant.MAIN: _post("/payments"),
-            Variant.OTHER_BODY: _post("/payments", cents=900),
-            Variant.OTHER_PATH: _post("/refunds"),
-            Variant.SLOW: _post("/payments", seconds=PAYMENT_SLOW_SECONDS),
-            Variant.SLOW_FAILING: _post(
-                "/payments", seconds=PAYMENT_SLOW_SECONDS, provider="breaks"
-            ),
-            Variant.REJECTED: _post("/payments", provider="declines"),
-            Variant.FAILING: _post("/payments", provider="breaks"),
-            Variant.NO_CONTENT: _post("/payments", receipt="none"),
-            Variant.LARGE: _post("/payments", receipt="long"),
-        },
-        caller=_bearer("Alice", ALICE),
-        other_caller=_bearer("Bob", BOB),
-        bad_caller=_bearer("somebody", ALICE[:-4] + "0000"),
-        effects=EffectsOfOrder(origin),
-        slow_seconds=PAYMENT_SLOW_SECONDS,
-    )
+    """The API of examples/broken/payments.py, as its TOML file tells about it."""
+    settings = read_target_file(PAYMENTS_FILE).target
+    settings.url = f"{origin}/payments"
+    return settings.target()
 
 
 def demo_target(environment: Environment, charge: str) -> Target:
@@ -120,7 +62,9 @@ def demo_target(environment: Environment, charge: str) -> Target:
         caller=_bearer("Ada", ada.token),
         other_caller=_bearer("Grace", grace.token),
         bad_caller=_bearer("somebody", "no token of this shop"),
-        effects=ActsOfProvider(environment.data_dir.provider),
+        effects=SqlCounter(
+            f"sqlite:///{environment.data_dir.provider}", "the provider's ledger", PROVIDER_ACTS
+        ),
         slow_seconds=SLOW_SECONDS,
     )
 

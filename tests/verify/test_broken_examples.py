@@ -15,8 +15,12 @@ from pathlib import Path
 import pytest
 from examples.broken.catalog import FAULTS, SERVERS, summary
 from examples.broken.payments import ALICE, BOB
+from examples.broken.stale_reset import STALE_SECONDS
+from tests.support.verified_apis import payments_target
 from tests.verify.broken_api import BrokenApi
 
+from oncekey.verify.raw_connection import Origin
+from oncekey.verify.target import Variant
 from oncekey.verify.verdict import Fault
 
 ROOT = Path(__file__).parents[2]
@@ -237,3 +241,13 @@ def test_command_lists_the_servers() -> None:
         timeout=30,
     )
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(SERVERS)
+
+
+def test_target_file_has_the_tokens_and_every_variant_of_the_api() -> None:
+    target = payments_target(Origin("http", "127.0.0.1", 8001))
+    assert set(target.variants) == set(Variant)
+    assert target.caller.headers == (("Authorization", f"Bearer {ALICE}"),)
+    assert target.other_caller is not None
+    assert target.other_caller.headers == (("Authorization", f"Bearer {BOB}"),)
+    assert target.slow_seconds is not None
+    assert target.slow_seconds > STALE_SECONDS

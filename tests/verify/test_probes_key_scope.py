@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.verify.guarded_api import (
+    TOKENS,
     VARIANTS,
     Asked,
     GuardedAPI,
@@ -188,6 +189,18 @@ class FailsForStrangers(GuardedAPI):
         return await super().respond(asked)
 
 
+class RemembersRefusals(GuardedAPI):
+    """Strangers have keys of their own, all of them together, and a 401 is stored as any answer."""
+
+    def account(self, asked: Asked) -> str:
+        return TOKENS.get(asked.token, "stranger")
+
+    async def operate(self, asked: Asked) -> Reply:
+        if asked.token not in TOKENS:
+            return Reply(401, b"unknown caller")
+        return await super().operate(asked)
+
+
 class Open(GuardedAPI):
     def account(self, asked: Asked) -> str:
         return "everybody"
@@ -210,6 +223,11 @@ def test_strangers_that_are_refused_for_used_and_unused_keys_hold() -> None:
 )
 def test_strangers_that_learn_something_are_named(server: type[GuardedAPI], fault: Fault) -> None:
     assert_faults(verdict_on(server, BadCredentials()), fault)
+
+
+def test_strangers_that_learn_what_they_did_themselves_learn_nothing() -> None:
+    verdict = verdict_on(RemembersRefusals, BadCredentials(), bad_caller=Caller("mallory"))
+    assert_holds(verdict)
 
 
 def test_a_report_does_not_show_spoiled_credentials() -> None:

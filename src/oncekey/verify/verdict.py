@@ -52,7 +52,7 @@ class Fault(enum.Enum):
     )
     STALE_RESET = (
         "stale-reset",
-        "unfenced stale reset",
+        "stale reset of a running key",
         "a pending key is taken over by age alone, while its owner is still at work",
     )
     FAILURE_CLOBBERS_SUCCESS = (

@@ -200,7 +200,7 @@ class BadCredentials:
     guarantee: ClassVar = Guarantee.BAD_CREDENTIALS
     sends: ClassVar = (
         "a request and its retry, then the same, and another body, with bad, spoiled and without "
-        "credentials, each under the used key and under a new one: up to 11 requests"
+        "credentials, each under the used key and under a new one: up to 14 requests"
     )
 
     async def run(self, run: ProbeRun) -> Verdict:
@@ -246,28 +246,33 @@ async def _told_a_stranger(
     run: ProbeRun, known: KnownOutcome, stranger: Caller, control: Exchange
 ) -> Violation | None:
     """Return the violation if a stranger learns more from a used key than from an unused one."""
-    requests = [("used key", known.operation.request(caller=stranger))]
+    as_stranger = known.operation.request(caller=stranger)
+    tries = [("used key", as_stranger, control)]
     other = run.other_request(known.operation)
     if other is not None:
-        as_stranger = known.operation.request(caller=stranger)
+        # An API may remember a stranger's own requests, refusals included. So another body is
+        # compared with another body under the key that only this stranger has used.
         disguised = replace(other, headers=as_stranger.headers, secrets=as_stranger.secrets)
-        requests.append(("used key, another body", disguised))
+        lines = control.request.header_lines(run.target.key_header)
+        unused = disguised.with_lines(run.target.key_header, lines)
+        answered = await answer(run, unused, f"{stranger.name}, its own key, another body")
+        tries.append(("used key, another body", disguised, answered))
     telling = run.profile.mismatch | run.profile.in_flight
-    for note, request in requests:
+    for note, request, compared in tries:
         told = await answer(run, request, f"{stranger.name}, {note}")
-        shown = (*known.shown, control, told)
+        shown = (*known.shown, compared, told)
         if told.is_success:
             got = "the stored response" if same_body(known.first, told) else "a success"
             what = f"{stranger.name} got {got} ({told.outcome()}) for a key that was used"
             return Violation(Fault.REPLAY_BEFORE_AUTH, what, shown)
-        if told.status in telling and told.status != control.status:
+        if told.status in telling and told.status != compared.status:
             what = (
                 f"{stranger.name} learned that the key was used: {told.outcome()}, and "
-                f"{control.outcome()} under an unused key"
+                f"{compared.outcome()} under an unused key"
             )
             return Violation(Fault.REPLAY_BEFORE_AUTH, what, shown)
         if is_server_failure(told):
-            return failed_server(told, (*known.shown, control))
+            return failed_server(told, (*known.shown, compared))
     return None
 
 
