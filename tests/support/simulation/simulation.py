@@ -339,11 +339,11 @@ class Simulation:
         used runs, or gets an outcome, or that it is unknown."""
         leases = [settings.times.lease for settings in self.plan.settings]
         self._spread = MILLISECOND
+        used = {call.key for call in self.plan.calls}
         when = max(self.now, self._busy_until) + max(leases) + self.plan.set_back + MARGIN
         for key, id in enumerate(IDS):
-            history = self.judge.keys[id]
             record = self.store.records.get(id)
-            if not history.page.top:
+            if key not in used:
                 continue
             ended: list[AttemptOutcome | None] = []
             fingerprint = record.fingerprint if record is not None else REQUESTS[0]

@@ -109,7 +109,7 @@ class Task:
         self.later(MILLISECOND + self.draw(longest), self.resume, found)
 
     def _what_happened(self, record: Record) -> Recovered | None:
-        """The truth. Nobody can tell while a body may still act, whatever the store's clock says."""
+        """The truth. Nobody can tell while a body may still act without asking the store."""
         history = self.world.judge.keys[record.id]
         if self.operator and self.draw(4) == 0:
             return DECLINED  # a decision, whatever has happened
