@@ -219,10 +219,15 @@ class RawConnection:
         await self._advance(1)
 
     async def _read_chunked_until(self, point: DropPoint) -> None:
-        """Read a body of unknown length up to one byte of it, or up to its last byte."""
-        while not self._body:
+        """Read a body of unknown length up to one byte of it, or up to its last byte.
+
+        A body that ends with the connection has no last byte that could be known before.
+        """
+        while not self._body and not self._is_finished:
             await self._read_one()
-        while point is DropPoint.BEFORE_LAST_BYTE and not self._raw.endswith(_LAST_CHUNK[:-1]):
+        if point is DropPoint.MID_BODY:
+            return
+        while not self._is_finished and not self._raw.endswith(_LAST_CHUNK[:-1]):
             await self._read_one()
 
     def _content_length(self) -> int | None:
