@@ -136,9 +136,14 @@ class _ThreadDriver:
             for thread in threads:
                 thread.start()
             if gate is not None:
+                until = time.monotonic() + ANSWER_SECONDS
                 with changed:
+                    while not gate.is_held() and answered < len(threads):
+                        changed.wait(_POLL_SECONDS)
+                        if time.monotonic() > until:
+                            break
+                    was_held = gate.is_held()
                     changed.wait_for(lambda: answered >= len(threads) - 1, HOLD_SECONDS)
-                was_held = gate.is_held()
                 gate.release()
             until = time.monotonic() + ANSWER_SECONDS
             for thread in threads:
@@ -208,8 +213,7 @@ class _TaskDriver:
         tasks = [asyncio.ensure_future(self._send(submission)) for submission in submissions]
         was_held = False
         if gate is not None:
-            await _most_done(tasks)
-            was_held = gate.is_held()
+            was_held = await _most_done(tasks, gate)
             gate.release()
         await asyncio.wait(tasks, timeout=ANSWER_SECONDS)
         answers = [task.result() if task.done() else _late() for task in tasks]
@@ -236,9 +240,14 @@ class _TaskDriver:
         return LEFT if left else THROWN_AWAY
 
 
-async def _most_done(tasks: Sequence[asyncio.Future[Answer]]) -> None:
-    """Wait until all but one are done, or wait for the one that is held."""
-    until = time.monotonic() + HOLD_SECONDS
+async def _most_done(tasks: Sequence[asyncio.Future[Answer]], gate: Gate) -> bool:
+    """Wait until one is held and the others are answered, or wait for it; True if one is held."""
+    until = time.monotonic() + ANSWER_SECONDS
     pending = set(tasks)
+    while pending and not gate.is_held() and time.monotonic() < until:
+        _, pending = await asyncio.wait(pending, timeout=_POLL_SECONDS)
+    was_held = gate.is_held()
+    until = time.monotonic() + HOLD_SECONDS
     while len(pending) > 1 and (left := until - time.monotonic()) > 0:
         _, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+    return was_held
