@@ -36,7 +36,7 @@ from oncekey.verify.verdict import (
 SIZES = (2, 20, 100)
 ROUNDS = 3
 # No round begins after this; every size has had one before any has a second.
-ROUNDS_SECONDS = 20.0
+ROUNDS_SECONDS = 12.0
 
 
 @dataclass(frozen=True, slots=True)
