@@ -145,6 +145,14 @@ def test_equal_responses_are_not_observable_without_a_counter() -> None:
     assert_not_observable(verdict, "the same bytes")
 
 
+def test_equal_responses_that_are_marked_as_replays_are_named() -> None:
+    class Marked(Unscoped):
+        def success(self, asked: Asked, number: int) -> Reply:
+            return Reply(200, b'{"ok": true}')
+
+    assert_faults(verdict_on(Marked, OtherCaller(), effects=None), Fault.UNSCOPED)
+
+
 def test_without_another_caller_nothing_is_seen() -> None:
     verdict = verdict_on(GuardedAPI, OtherCaller(), other_caller=None)
     assert_not_observable(verdict, "only one caller")
