@@ -39,7 +39,9 @@ def main() -> int:
         broken = broken_by(plan)
         if broken is not None:
             _write(sys.stdout, f"{explain(plan, broken, REAL)}\n")
-            _write(sys.stdout, f"again: python -m tests.support.simulation --seed {seed} -v\n")
+            forgetful = " --forgetful" if options.forgetful else ""
+            again = f"python -m tests.support.simulation --seed {seed} -v{forgetful}"
+            _write(sys.stdout, f"again: {again}\n")
             return 1
         now = time.monotonic()
         if now - told_at >= PROGRESS_SECONDS:
