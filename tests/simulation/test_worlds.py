@@ -55,6 +55,12 @@ def test_no_world_breaks_an_invariant(first: int) -> None:
     assert violation is None, f"\n{violation}"
 
 
+def test_no_large_world_breaks_an_invariant() -> None:
+    """Five times as many callers, faults and processes, for five times as long."""
+    violation = find_violation(REAL, range(SEEDS // 100), partial(draw, scale=5))
+    assert violation is None, f"\n{violation}"
+
+
 @pytest.mark.parametrize("plan", FOUND_WORLDS.values(), ids=FOUND_WORLDS)
 def test_a_world_that_once_broke_an_invariant_does_not_any_more(plan: Plan) -> None:
     broken = broken_by(plan)
