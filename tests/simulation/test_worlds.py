@@ -17,6 +17,7 @@ from tests.simulation.found_worlds import FOUND_SEEDS, FOUND_WORLDS
 from tests.support.explorer.code_under_test import REAL
 from tests.support.explorer.mutation import Edit, mutated
 from tests.support.simulation import background_tasks
+from tests.support.simulation.__main__ import main
 from tests.support.simulation.drawn_plan import draw
 from tests.support.simulation.plan import FaultKind, Plan
 from tests.support.simulation.seed_search import (
@@ -51,6 +52,12 @@ MUST_MEET = {
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_no_world_breaks_an_invariant(first: int) -> None:
     violation = find_violation(REAL, range(first, min(first + BLOCK, SEEDS)))
+    assert violation is None, f"\n{violation}"
+
+
+def test_no_large_world_breaks_an_invariant() -> None:
+    """Five times as many callers, faults and processes, for five times as long."""
+    violation = find_violation(REAL, range(SEEDS // 100), partial(draw, scale=5))
     assert violation is None, f"\n{violation}"
 
 
@@ -144,3 +151,37 @@ def test_a_key_that_nobody_can_ever_claim_is_a_violation() -> None:
     broken = broken_by(draw(0), replace(REAL, decide=decide))
     assert broken is not None
     assert broken.what.startswith("at rest a new claim gets in_flight")
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def _command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["simulation", *arguments])
+    return main()
+
+
+def test_the_command_counts_worlds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _command(monkeypatch, "--seeds", "3", "--first", "7") == 0
+    assert capsys.readouterr().out.startswith("3 worlds from seed 7, ")
+
+
+def test_the_command_tells_the_story_of_a_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _command(monkeypatch, "--seed", "17", "-v") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("The settings are ")
+    assert "comes to process" in out
+
+
+def test_the_command_fails_with_the_story_and_the_way_to_repeat_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _command(monkeypatch, "--seeds", "2000", "--forgetful") == 1
+    out = capsys.readouterr().out
+    assert "is broken: " in out
+    assert "again: python -m tests.support.simulation --seed " in out
+    assert out.endswith(" -v --forgetful\n")

@@ -4,6 +4,7 @@
 --first 5000          begin with this seed
 --seed 17             run one world
 -v                    tell its story also if nothing breaks
+--scale 5             five times as many callers, faults and processes
 --forgetful           the store forgets acknowledged writes when it crashes: worlds must break
 """
 
@@ -26,7 +27,7 @@ PROGRESS_SECONDS = 5.0
 def main() -> int:
     """Exit code 0 if no world breaks an invariant, else 1."""
     options = _options()
-    drawn = partial(draw, durable=not options.forgetful)
+    drawn = partial(draw, durable=not options.forgetful, scale=options.scale)
     if options.verbose and options.seed is not None:
         plan = drawn(options.seed)
         _, story = told(plan)
@@ -39,7 +40,10 @@ def main() -> int:
         broken = broken_by(plan)
         if broken is not None:
             _write(sys.stdout, f"{explain(plan, broken, REAL)}\n")
-            _write(sys.stdout, f"again: python -m tests.support.simulation --seed {seed} -v\n")
+            again = f"python -m tests.support.simulation --seed {seed} -v"
+            again += f" --scale {options.scale}" if options.scale > 1 else ""
+            again += " --forgetful" if options.forgetful else ""
+            _write(sys.stdout, f"again: {again}\n")
             return 1
         now = time.monotonic()
         if now - told_at >= PROGRESS_SECONDS:
@@ -58,6 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="run the world of this seed only")
     parser.add_argument("-v", "--verbose", action="store_true", help="tell the story of --seed")
     parser.add_argument("--forgetful", action="store_true", help="the store is not durable")
+    parser.add_argument("--scale", type=int, default=1, help="worlds with more of everything")
     return parser.parse_args()
 
 

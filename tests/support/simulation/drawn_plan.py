@@ -72,25 +72,28 @@ _ENDINGS: Final = (
 )
 
 
-def draw(seed: int, durable: bool = True) -> Plan:
-    """The plan of this seed."""
-    return _Draw(seed).plan(durable)
+def draw(seed: int, durable: bool = True, scale: int = 1) -> Plan:
+    """The plan of this seed. With a `scale` there is that much more of everything, for longer."""
+    return _Draw(seed, scale).plan(durable)
 
 
 class _Draw:
     """The random choices of one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, scale: int) -> None:
         self._seed = seed
+        self._scale = scale
         self._random = Random(seed).random
 
     def plan(self, durable: bool) -> Plan:
         first = self._settings()
         settings = (first, self._settings() if self._chance(0.4) else first)
         lease = first.times.lease
-        processes = tuple(self._process() for _ in range(1 + self._below(4)))
+        scale = self._scale
+        processes = tuple(self._process() for _ in range(scale + self._below(4)))
         herd = self._chance(0.1)
-        count = 5 + self._below(HERD_MAX - 4) if herd else 1 + self._below(CALLS_MAX)
+        most = 5 + self._below(HERD_MAX - 4) if herd else 1 + self._below(CALLS_MAX)
+        count = scale * most
         keys = 1 if herd or self._chance(0.7) else len(IDS)
         calls = tuple(
             self._call(number, herd, keys, len(processes), lease) for number in range(count)
@@ -98,12 +101,12 @@ class _Draw:
         theme = THEMES[self._below(len(THEMES))]
         faults = tuple(
             self._fault(number, theme, calls, first.times, len(processes), keys)
-            for number in range(self._below(FAULTS_MAX + 1))
+            for number in range(scale * self._below(FAULTS_MAX + 1))
         )
         if self._chance(INCIDENTS):
             call, incident = self._incident(calls[0], first.times, len(processes))
-            calls = (call, *calls[1 : 1 + self._below(2)])
-            faults = (*faults[: self._below(2)], *incident)
+            calls = (call, *calls[1 : scale + self._below(2)])
+            faults = (*faults[: scale - 1 + self._below(2)], *incident)
             settings = (first._replace(recoverable=True, registered=True), settings[1])
         spread = self._one_of((MILLISECOND, 8 * MILLISECOND, 30 * MILLISECOND))
         patience = 2 * spread + self._one_of((5 * MILLISECOND, lease // 2, 2 * lease))
@@ -143,7 +146,8 @@ class _Draw:
     def _call(self, number: int, herd: bool, keys: int, processes: int, lease: int) -> Call:
         at = self._below(5 * MILLISECOND)
         if not herd:
-            at = self._one_of((at, at, self._below(3 * lease), lease + at, self._below(8 * lease)))
+            soon, late = self._below(3 * lease), self._below(8 * lease * self._scale)
+            at = self._one_of((at, at, soon, lease + at, late))
         tries = 1 + self._below(2) + self._below(2)
         return Call(
             number,
