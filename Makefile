@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
+.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services mutants hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -78,6 +78,9 @@ soak: setup ## the long forms of hammer, model, crashes and kills (minutes)
 
 soak-services: setup ## 500 checkouts through four services that are killed all the time (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/fleet -s --timeout 1800
+
+mutants: setup ## run every tool on every seeded bug: each must be caught by two (minutes; ARGS=--docs writes the page)
+	@$(BIN)/python -m tests.support.mutants $(ARGS)
 
 hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_postgres_hammer.py -s --timeout 1800
