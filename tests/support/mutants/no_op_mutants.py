@@ -22,7 +22,7 @@ NO_OPS: Final[tuple[Mutant | SQLMutant, ...]] = (
             Edit("return now >= record.expires_at", "return record.expires_at <= now"),
             Edit("return now < record.lease_until", "return not record.lease_until <= now"),
         ),
-        "fenced, three attempts", "nothing",
+        "fenced, three attempts", "-",
         drivers=(
             (attempt_flow, Edit("isinstance(error, NotStarted) or times.retry_safe",
                                 "times.retry_safe or isinstance(error, NotStarted)")),
@@ -36,6 +36,6 @@ NO_OPS: Final[tuple[Mutant | SQLMutant, ...]] = (
             Edit("IF v_try > 1 OR (p_how = 0 AND p_slots = 1) THEN",
                  "IF (p_slots = 1 AND p_how = 0) OR 1 < v_try THEN"),
         )),
-        "a new key", "nothing",
+        "a new key", "-",
     ),
 )  # fmt: skip

@@ -29,13 +29,15 @@ def source_tree(mutant: Mutant | SQLMutant | None) -> Iterator[dict[str, str]]:
     """Yield the environment of a process that runs this mutant; None is the source as it is."""
     with tempfile.TemporaryDirectory(prefix="oncekey-mutant-") as name:
         copy = Path(name) / PACKAGE.name
-        # With its bytecode, which is valid as long as a file and its time are the same.
-        shutil.copytree(PACKAGE, copy)
+        # Links are as good as copies, and quicker; bytecode is linked too and stays valid.
+        shutil.copytree(PACKAGE, copy, copy_function=os.symlink)
         for path, edit in [] if mutant is None else _edits_of(mutant):
             file = copy / path.relative_to(PACKAGE)
-            file.write_text(edited(file.read_text("utf-8"), path.name, edit), "utf-8")
+            text = edited(file.read_text("utf-8"), path.name, edit)
+            file.unlink()
+            file.write_text(text, "utf-8")
             for stale in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-                stale.unlink()  # its time may differ by less than bytecode can tell
+                stale.unlink()
         yield {**os.environ, "PYTHONPATH": name}
 
 

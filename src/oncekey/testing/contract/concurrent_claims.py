@@ -19,7 +19,7 @@ from oncekey.core.commands import Busy, Claimed, Reply
 from oncekey.testing.contract.store_case import LEASE, SECOND, StoreCase, claim, token
 
 CROWD = 4
-BATCHES = 3
+BATCHES = 5
 IN_ONE_BATCH = 96
 HOUR = 3_600 * SECOND
 STRIDE = 2 * HOUR

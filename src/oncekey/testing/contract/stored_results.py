@@ -17,7 +17,7 @@ from oncekey.core.errors import (
     NotReplayable,
 )
 from oncekey.core.guarantees import Level
-from oncekey.testing.contract.engine_case import Body, EngineCase, HeldBody
+from oncekey.testing.contract.engine_case import Body, EngineCase, HeldBody, wait_until_true
 from oncekey.testing.contract.store_case import LEASE, SECOND, SUCCEEDED, claim, token
 from oncekey.testing.faulty_store import Fault
 
@@ -62,8 +62,13 @@ class Runs:
         """The first finish does not reach the store, so the caller waits for the second one."""
         faulty = engines.faulty({2: fault})
         running = engines.start(engines.once(faulty).run, "op", "k", Body("charged"))
-        while not running.done():
-            engines.clock.advance(SECOND // 10)
+        faulty.wait_calls(2)
+
+        def ends_in_time() -> bool:
+            engines.clock.advance(SECOND // 1_000)
+            return running.done()
+
+        wait_until_true(ends_in_time)
         assert running.result().value == "charged"
         assert engines.record_of("k").state is SUCCEEDED
         assert faulty.kinds() == ["Claim", "Finish", "Finish"]
