@@ -23,9 +23,9 @@ OBSERVED: Final = {
     "I3": "all answers under a key have the same bytes",
     "I4": "once a client has an answer, no later request gets anything but it, or an error that "
     "says that the store is away; the record is there at the end, and the effect too",
-    "I5": "no takeover is granted while the owner's own clock says that it still holds the key; not "
-    "judged around jumps of the database's clock. Whether a body begins late is not seen: a pause "
-    "may fall between the look at the clock and the body's first line",
+    "I5": "no takeover is granted while the owner's own clock says that it still holds the key; "
+    "not judged around jumps of the database's clock. Whether a body begins late is not seen: a "
+    "pause may fall between the look at the clock and the body's first line",
     "I6": "no fence is given to two bodies, later attempts have higher fences, and the record has "
     "the highest",
     "I7": "two different requests never both succeed under a key, and a request is refused only if "
