@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services simulate hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
+.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services simulate chaos hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -81,6 +81,10 @@ soak-services: setup ## 500 checkouts through four services that are killed all 
 
 simulate: setup ## a million simulated worlds (half an hour; ARGS="--seed 17 -v" tells the story of one)
 	@$(BIN)/python -m tests.support.simulation --seeds 1000000 $(ARGS)
+
+chaos: setup ## ten minutes of faults on APIs, consumers and databases; every history is checked (ARGS="--seed 7 --minutes 2")
+	@mkdir -p build/chaos
+	@$(BIN)/python -m tests.support.chaos --html build/chaos/timeline.html $(ARGS)
 
 hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_postgres_hammer.py -s --timeout 1800

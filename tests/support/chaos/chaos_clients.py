@@ -55,6 +55,7 @@ class Clients:
         self._numbers = itertools.count(1)
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._known: set[tuple[str, str]] = set()  # keys, and which variant was answered
+        self._overtaken: set[str] = set()  # keys that a request with another body has taken
         self._broker = redis.from_url(
             os.environ[BROKER_VARIABLE], socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=2
         )
@@ -134,6 +135,8 @@ class Clients:
         )
         if _is_final(reply):
             self._known.add((operation["key"], variant))
+        if variant == "same" and reply.code == "key-reused":
+            self._overtaken.add(operation["key"])
         return reply
 
     async def _publish(self, operation: dict[str, Any]) -> None:
@@ -154,13 +157,23 @@ class Clients:
 
     # --- after the run has healed ---------------------------------------------------------------
 
+    def _owners(self, operation: dict[str, Any]) -> list[str]:
+        """Return the variants of an operation that may have taken a key, and want its outcome."""
+        if operation["level"] == "queue":
+            return []
+        probed = {probe["variant"] for probe in operation["probes"]}
+        others = [variant for variant in ("other caller",) if variant in probed]
+        if operation["key"] in self._overtaken:
+            others.append("other body")
+        return ["same", *others]
+
     def _is_healed(self) -> bool:
         return (self._folder / HEALED_FILE).exists()
 
     async def _last_part(self) -> None:
         while not self._is_healed():  # noqa: ASYNC110 - another process makes the file
             await asyncio.sleep(PAUSE_FIRST_SECONDS)
-        asked = [(one, variant) for one in self._operations for variant in _owners(one)]
+        asked = [(one, variant) for one in self._operations for variant in self._owners(one)]
         unknown = [pair for pair in asked if (pair[0]["key"], pair[1]) not in self._known]
         known = [pair for pair in asked if (pair[0]["key"], pair[1]) in self._known]
         chosen = random.Random(f"last {self._seed}").sample(known, min(LAST_REPLAYS, len(known)))
@@ -170,21 +183,20 @@ class Clients:
             async with room:
                 await self._send(operation, variant, own)
 
+        async def ask_for_outcome(
+            operation: dict[str, Any], variant: str, own: random.Random
+        ) -> None:
+            await self._until_known(operation, variant, own)
+            if variant == "same" and operation["key"] in self._overtaken:
+                await self._until_known(operation, "other body", own)
+
         async with asyncio.TaskGroup() as tasks:
             for operation, variant in unknown:
                 own = random.Random(f"last {self._seed} {operation['number']}")
-                tasks.create_task(self._until_known(operation, variant, own))
+                tasks.create_task(ask_for_outcome(operation, variant, own))
             for operation, variant in chosen:
                 own = random.Random(f"again {self._seed} {operation['number']}")
                 tasks.create_task(ask_again(operation, variant, own))
-
-
-def _owners(operation: dict[str, Any]) -> list[str]:
-    """Return the variants of an operation that have a key of their own."""
-    if operation["level"] == "queue":
-        return []
-    probed = {probe["variant"] for probe in operation["probes"]}
-    return ["same", *(["other caller"] if "other caller" in probed else [])]
 
 
 def _is_final(reply: Reply | None) -> bool:
