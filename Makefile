@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services simulate mutants hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
+.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services simulate mutants chaos hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -84,6 +84,10 @@ simulate: setup ## a million simulated worlds (half an hour; ARGS="--seed 17 -v"
 
 mutants: setup ## run every tool on every seeded bug: each must be caught by two (minutes; ARGS=--docs writes the page)
 	@$(BIN)/python -m tests.support.mutants $(ARGS)
+
+chaos: setup ## ten minutes of faults on APIs, consumers and databases; every history is checked (ARGS="--seed 7 --minutes 2")
+	@mkdir -p build/chaos
+	@$(BIN)/python -m tests.support.chaos --html build/chaos/timeline.html $(ARGS)
 
 hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_postgres_hammer.py -s --timeout 1800

@@ -110,7 +110,7 @@ def _stories(history: RunHistory, violations: list[Violation]) -> list[str]:
     first: dict[str, Violation] = {}
     for one in violations:
         first.setdefault(one.invariant, one)
-    again = f"the same plan again: --seed {history.options['seed']}, with the same options"
+    again = f"the same plan again: --seed {history.options.seed}, with the same options"
     told = [f"\n{story(one, history)}" for one in first.values()]
     return [explain(history, violations), again, *told]
 

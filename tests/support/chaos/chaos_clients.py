@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from tests.support.chaos.chaos_history import (
     FOLDER_VARIABLE,
     START_VARIABLE,
+    Event,
     history_of_environment,
 )
 from tests.support.chaos.http_exchange import Reply, post
@@ -53,7 +54,8 @@ class Clients:
         self._seed = plan["options"]["seed"]
         self._numbers = itertools.count(1)
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
-        self._known: set[str] = set()
+        self._known: set[tuple[str, str]] = set()  # keys, and which variant was answered
+        self._overtaken: set[str] = set()  # keys that a request with another body has taken
         self._broker = redis.from_url(
             os.environ[BROKER_VARIABLE], socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=2
         )
@@ -77,19 +79,17 @@ class Clients:
             async with asyncio.TaskGroup() as tasks:
                 for copy in range(operation["copies"]):
                     own = random.Random(f"{self._seed} {operation['number']} {copy}")
-                    tasks.create_task(self._until_known(operation, own))
+                    tasks.create_task(self._until_known(operation, "same", own))
                 for probe in operation["probes"]:
                     tasks.create_task(self._probe(operation, probe, chance))
         finally:
             self._room.release()
 
-    async def _until_known(self, operation: dict[str, Any], chance: random.Random) -> None:
+    async def _until_known(
+        self, operation: dict[str, Any], variant: str, chance: random.Random
+    ) -> None:
         pause = PAUSE_FIRST_SECONDS
-        while True:
-            reply = await self._send(operation, "same", chance)
-            if _is_final(reply):
-                self._known.add(operation["key"])
-                return
+        while not _is_final(await self._send(operation, variant, chance)):
             if operation["abandoned"] and not self._is_healed():
                 return
             await asyncio.sleep(pause * chance.uniform(0.5, 1.5))
@@ -115,7 +115,7 @@ class Clients:
             token = "bad"
         headers = {"Authorization": f"Bearer {token}-{scope}", "Idempotency-Key": operation["key"]}
         body = {"cents": cents, "work_ms": operation["work_ms"]}
-        told = {"id": operation_id(scope, operation["key"]), "n": number, "variant": variant}
+        told: Event = {"id": operation_id(scope, operation["key"]), "n": number, "variant": variant}
         level = operation["level"]
         self._history.write("send", worker=worker, level=level, **told)
 
@@ -133,12 +133,16 @@ class Clients:
             code=reply.code,
             **told,
         )
+        if _is_final(reply):
+            self._known.add((operation["key"], variant))
+        if variant == "same" and reply.code == "key-reused":
+            self._overtaken.add(operation["key"])
         return reply
 
     async def _publish(self, operation: dict[str, Any]) -> None:
         """Add an order to the stream until the broker has confirmed it, `copies` times."""
         fields = {"id": operation["key"], "work_ms": operation["work_ms"]}
-        told = {"id": queue_id(operation["key"])}
+        told: Event = {"id": queue_id(operation["key"])}
         for _ in range(operation["copies"]):
             while True:
                 self._history.write("publish", **told)
@@ -153,32 +157,46 @@ class Clients:
 
     # --- after the run has healed ---------------------------------------------------------------
 
+    def _owners(self, operation: dict[str, Any]) -> list[str]:
+        """Return the variants of an operation that may have taken a key, and want its outcome."""
+        if operation["level"] == "queue":
+            return []
+        probed = {probe["variant"] for probe in operation["probes"]}
+        others = [variant for variant in ("other caller",) if variant in probed]
+        if operation["key"] in self._overtaken:
+            others.append("other body")
+        return ["same", *others]
+
     def _is_healed(self) -> bool:
         return (self._folder / HEALED_FILE).exists()
 
     async def _last_part(self) -> None:
-        while not self._is_healed():
+        while not self._is_healed():  # noqa: ASYNC110 - another process makes the file
             await asyncio.sleep(PAUSE_FIRST_SECONDS)
-        requests = [one for one in self._operations if one["level"] != "queue"]
-        open_ones = [one for one in requests if one["key"] not in self._known]
-        closed = [one for one in requests if one["key"] in self._known]
-        chance = random.Random(f"last {self._seed}")
-        chosen = chance.sample(closed, min(LAST_REPLAYS, len(closed)))
+        asked = [(one, variant) for one in self._operations for variant in self._owners(one)]
+        unknown = [pair for pair in asked if (pair[0]["key"], pair[1]) not in self._known]
+        known = [pair for pair in asked if (pair[0]["key"], pair[1]) in self._known]
+        chosen = random.Random(f"last {self._seed}").sample(known, min(LAST_REPLAYS, len(known)))
         room = asyncio.Semaphore(LAST_IN_FLIGHT)
 
-        async def ask(operation: dict[str, Any], *, until_known: bool) -> None:
-            own = random.Random(f"last {self._seed} {operation['number']}")
-            if until_known:
-                await self._until_known(operation, own)
-                return
+        async def ask_again(operation: dict[str, Any], variant: str, own: random.Random) -> None:
             async with room:
-                await self._send(operation, "same", own)
+                await self._send(operation, variant, own)
+
+        async def ask_for_outcome(
+            operation: dict[str, Any], variant: str, own: random.Random
+        ) -> None:
+            await self._until_known(operation, variant, own)
+            if variant == "same" and operation["key"] in self._overtaken:
+                await self._until_known(operation, "other body", own)
 
         async with asyncio.TaskGroup() as tasks:
-            for operation in open_ones:
-                tasks.create_task(ask(operation, until_known=True))
-            for operation in chosen:
-                tasks.create_task(ask(operation, until_known=False))
+            for operation, variant in unknown:
+                own = random.Random(f"last {self._seed} {operation['number']}")
+                tasks.create_task(ask_for_outcome(operation, variant, own))
+            for operation, variant in chosen:
+                own = random.Random(f"again {self._seed} {operation['number']}")
+                tasks.create_task(ask_again(operation, variant, own))
 
 
 def _is_final(reply: Reply | None) -> bool:

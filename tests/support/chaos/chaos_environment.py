@@ -19,7 +19,7 @@ from typing import Final
 
 from tests.support.chaos.chaos_clients import BEGAN_VARIABLE, HEALED_FILE, WORKERS_VARIABLE
 from tests.support.chaos.chaos_history import FOLDER_VARIABLE, START_VARIABLE, HistoryFile
-from tests.support.chaos.chaos_plan import CLOCK_JUMP_MAX_SECONDS, LEASE_SECONDS, ChaosPlan
+from tests.support.chaos.chaos_plan import ChaosPlan
 from tests.support.chaos.database_pair import DatabasePair
 from tests.support.chaos.effect_provider import PORT_VARIABLE
 from tests.support.chaos.payment_names import (
@@ -162,14 +162,13 @@ class ChaosEnvironment:
     def _variables(self) -> dict[str, str]:
         address = self.database.address
         commit = "" if self.plan.options.durable else "&synchronous_commit=off"
-        grace = 3 * LEASE_SECONDS + CLOCK_JUMP_MAX_SECONDS
         return {
             FOLDER_VARIABLE: str(self.folder),
             START_VARIABLE: repr(self.start_time),
             STORE_VARIABLE: f"{address}&{STORE_OPTIONS}{commit}",
             ROWS_VARIABLE: address,
             BROKER_VARIABLE: f"redis://127.0.0.1:{self.broker_proxy.port}/0",
-            GRACE_VARIABLE: f"{grace}s",
+            GRACE_VARIABLE: f"{round(self.plan.options.recover_grace_seconds)}s",
             BEGAN_VARIABLE: repr(self.began),
             PORT_VARIABLE: str(getattr(self, "_provider_port", 0)),
             WORKERS_VARIABLE: ",".join(str(proxy.port) for proxy in self.worker_proxies),

@@ -31,8 +31,8 @@ PROBES: Final[dict[Variant, tuple[int, float]]] = {
     "bad token": (4, 4.0),
 }
 COPIES_PERCENT: Final = 10  # operations that are sent more than once at the same time
-# How long bodies take, from and to, in seconds, and how often, in percent: most are quick, many long
-# enough to be hit by a kill, some longer than a lease.
+# How long bodies take, from and to, in seconds, and how often, in percent: most are quick, many
+# long enough to be hit by a kill, some longer than a lease.
 WORK: Final = {
     (0.0, 0.03): 60,
     (0.05, 0.8): 38,
@@ -145,6 +145,21 @@ class ChaosOptions:
     @property
     def chosen_kinds(self) -> tuple[FaultKind, ...]:
         return tuple(KINDS[name] for name in self.kinds) if self.kinds else FAULTS
+
+    @property
+    def jump_seconds(self) -> float:
+        """How far the database's clock may go wrong, and back."""
+        return 2 * CLOCK_JUMP_MAX_SECONDS if "database clock jumps" in self._names else 0.0
+
+    @property
+    def recover_grace_seconds(self) -> float:
+        """How long a silent owner may still act: as long as it may be paused, by a clock that may
+        jump. A recovery that finds no effect is believed only after that."""
+        return 3 * LEASE_SECONDS + self.jump_seconds
+
+    @property
+    def _names(self) -> set[str]:
+        return {kind.name for kind in self.chosen_kinds}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from tests.support.chaos.chaos_environment import ChaosEnvironment
 from tests.support.chaos.chaos_history import Event, merged
 from tests.support.chaos.chaos_plan import ChaosPlan
 from tests.support.chaos.nemesis import Nemesis
-from tests.support.chaos.payment_names import GROUP, STREAM, TABLE
+from tests.support.chaos.payment_names import STREAM, TABLE
 
 LAST_SECONDS: Final = 180  # for the clients to learn every outcome, once the run has healed
 _LOOK_SECONDS: Final = 0.2
 
-RECORDS: Final = """SELECT encode(uuid_send(id), 'hex'), state, fence, attempt, scope, operation, key,
-                           retry_safe, finished_at > 0, convert_from(body, 'LATIN1'), note
+RECORDS: Final = """SELECT encode(uuid_send(id), 'hex'), state, fence, attempt, scope, operation,
+                           key, retry_safe, finished_at > 0, convert_from(body, 'LATIN1'), note
                     FROM oncekey.records"""
 PAST: Final = "SELECT count(*) FROM oncekey.history"
 
@@ -82,13 +82,15 @@ def _wait_for_stream(environment: ChaosEnvironment) -> bool:
     """Wait until every order was delivered and acknowledged; True if so."""
     end = time.monotonic() + LAST_SECONDS / 3
     with environment.broker.client() as client:
-        while time.monotonic() < end:
+        while True:
             (group,) = client.xinfo_groups(STREAM)
-            if group["pending"] == 0 and group["lag"] == 0:
+            left = {"pending": group["pending"], "lag": group["lag"]}
+            if not any(left.values()):
                 return True
+            if time.monotonic() > end:
+                environment.history.write("left in the stream", at=None, **left)
+                return False
             time.sleep(_LOOK_SECONDS)
-        environment.history.write("left in the stream", pending=group["pending"], lag=group["lag"])
-        return False
 
 
 def _collect(environment: ChaosEnvironment, *, is_complete: bool) -> None:

@@ -119,19 +119,19 @@ class Nemesis:
         pair = self._environment.database
         clock = pair.clock
         return {
-            "database killed": (lambda: pair.primary.kill(), pair.ensure_running),
+            "database killed": (pair.primary.kill, pair.ensure_running),
             "database crashed": (lambda: pair.primary.stop("immediate"), pair.ensure_running),
             "database restarted": (lambda: pair.primary.stop("fast"), pair.ensure_running),
             "backend killed": (self._kill_backend, pair.ensure_running),
-            "database frozen": (lambda: pair.primary.freeze(), lambda: pair.primary.thaw()),
+            "database frozen": (pair.primary.freeze, pair.primary.thaw),
             "database clock jumps": (lambda: clock.set(fault.amount), lambda: None),
             "disk full": (self._fill_disk, self._free_disk),
             "standby promoted": (self._kill_primary, pair.promote_standby),
             "standby frozen": (
                 lambda: pair.stream.hold("replies"),
-                lambda: pair.stream.resume(),
+                pair.stream.resume,
             ),
-            "standby killed": (lambda: pair.standby.kill(), pair.ensure_running),
+            "standby killed": (pair.standby.kill, pair.ensure_running),
             "lagging standby promoted": (
                 lambda: pair.stream.hold("replies"),
                 self._promote_lagging_standby,
@@ -185,22 +185,22 @@ class Nemesis:
         proxies = self._environment.database.proxies
         times = int(fault.amount)
 
-        def each(act: Callable[[Proxy], object]) -> Call:
-            return lambda: [act(proxy) for proxy in proxies]
+        def each(*acts: Callable[[Proxy], object]) -> Call:
+            return lambda: [act(proxy) for proxy in proxies for act in acts]
 
         return {
-            "store connections cut": (each(lambda one: one.cut()), each(lambda one: one.heal())),
+            "store connections cut": (each(Proxy.cut), each(Proxy.heal)),
             "store network black hole": (
-                each(lambda one: one.hold()),
-                each(lambda one: one.resume()),
+                each(Proxy.hold),
+                each(Proxy.resume),
             ),
             "store network refuses": (
-                each(lambda one: (one.refuse(), one.cut())),
-                each(lambda one: one.accept()),
+                each(Proxy.refuse, Proxy.cut),
+                each(Proxy.accept),
             ),
             "store replies lost": (
                 each(lambda one: one.drop_replies(b"", times)),
-                each(lambda one: one.heal()),
+                each(Proxy.heal),
             ),
         }
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from tests.support.chaos.chaos_history import Event
+from tests.support.chaos.chaos_plan import ChaosOptions
 from tests.support.chaos.payment_names import GROUP, operation_id, queue_id
 
 GRANTS: Final = ("claimed", "takeover")
@@ -84,7 +85,7 @@ class OperationHistory:
 class RunHistory:
     """A whole run: its operations, its faults, and when it had healed."""
 
-    options: dict[str, Any] = field(default_factory=dict)
+    options: ChaosOptions = field(default_factory=lambda: ChaosOptions(0))
     operations: dict[str, OperationHistory] = field(default_factory=dict)
     faults: list[Event] = field(default_factory=list)
     healed_at: float = 0.0
@@ -126,7 +127,8 @@ def read_history(events: Iterable[Event]) -> RunHistory:
     for event in events:
         kind = event["kind"]
         if kind == "plan":
-            run.options = event["options"]
+            given = event["options"]
+            run.options = ChaosOptions(**{**given, "kinds": tuple(given.get("kinds", ()))})
         elif kind == "fault":
             run.faults.append(event)
         elif kind == "healed":

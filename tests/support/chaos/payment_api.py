@@ -65,12 +65,12 @@ def write_event(event: Event) -> None:
         history.write("guarantee", level=said[0], reason=said[1], by=name)
 
 
-def open_keys(url: str, **options: Any) -> AsyncOnce:
+def open_keys(url: str) -> AsyncOnce:
     """Return an engine whose decisions are in the history. Every second worker has no cache of
     replays, so that it asks the store every time."""
     policy = Policy(lease=f"{LEASE_SECONDS}s", keep=KEEP, audit=KEEP, store_timeout="4s")
-    cache = {} if os.getpid() % 2 else {"cache": 0}
-    keys = AsyncOnce(url, policy=policy, raw_keys=True, sweep_every="2s", **cache, **options)
+    cache: dict[str, Any] = {} if os.getpid() % 2 else {"cache": 0}
+    keys = AsyncOnce(url, policy=policy, raw_keys=True, sweep_every="2s", **cache)
     keys.subscribe(write_event)
     return keys
 
@@ -122,9 +122,7 @@ class Body:
         self._write("begin", attempt=attempt.number)
 
     def _write(self, kind: str, **more: Any) -> None:
-        history.write(
-            kind, id=self.id, fence=self._attempt.fence, run=self.run, by=name, **more
-        )
+        history.write(kind, id=self.id, fence=self._attempt.fence, run=self.run, by=name, **more)
 
     def look(self) -> None:
         """Tell the history whether the attempt still holds its key, at a time before the look."""

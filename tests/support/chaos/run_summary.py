@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tests.support.chaos.invariant_rules import OBSERVED, STATE_UNKNOWN, Violation
-from tests.support.chaos.operation_history import OperationHistory, RunHistory
+from tests.support.chaos.operation_history import OperationHistory, RunHistory, Try
 
 # Faults after which a database that does not wait for its disk or standby lacks commits.
 LOSING_FAULTS: Final = (
@@ -30,8 +30,8 @@ def summarize(run: RunHistory, violations: Sequence[Violation]) -> dict[str, Any
     engine = Counter(event["what"] for one in operations for event in one.engine_events)
     replies = Counter(_reply(one) for each in operations for one in each.tries.values())
     return {
-        "seed": run.options.get("seed"),
-        "durable": run.options.get("durable"),
+        "seed": run.options.seed,
+        "durable": run.options.durable,
         "seconds": round(run.ended["at"], 1) if run.ended else 0,
         "operations": len(operations),
         "levels": dict(Counter(one.level for one in operations).most_common()),
@@ -50,7 +50,7 @@ def summarize(run: RunHistory, violations: Sequence[Violation]) -> dict[str, Any
     }
 
 
-def _reply(one: Any) -> str:
+def _reply(one: Try) -> str:
     if one.came is None:
         return "no reply"
     name = "replay" if one.replayed else one.code

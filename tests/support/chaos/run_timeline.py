@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import jinja2
 from tests.support.chaos.invariant_rules import OBSERVED, Violation
-from tests.support.chaos.operation_history import OperationHistory, RunHistory
+from tests.support.chaos.operation_history import OperationHistory, RunHistory, Try
 from tests.support.chaos.run_summary import explain, summarize
 from tests.support.chaos.violation_story import story
 
@@ -26,6 +26,8 @@ CHART: Final = 120  # the height of the chart of answers
 WIDTH_MIN: Final = 1_000
 WIDTH_MAX: Final = 6_000
 PIXELS_PER_SECOND: Final = 10.0
+_TICK_SECONDS: Final = (1, 2, 5, 10, 20, 30, 60, 120)
+_TICK_PIXELS: Final = 70
 _ANSWERS: Final = ("first answer", "replay", "refused", "in flight", "store away", "no reply")
 
 
@@ -86,7 +88,8 @@ class Scale:
         return self.x(start), max(least, round(self.x(end) - self.x(start), 1))
 
     def ticks(self) -> list[tuple[float, str]]:
-        seconds = next(s for s in (1, 2, 5, 10, 20, 30, 60, 120) if s * self._factor >= 70 or s == 120)
+        wide_enough = (s for s in _TICK_SECONDS if s * self._factor >= _TICK_PIXELS)
+        seconds = next(wide_enough, _TICK_SECONDS[-1])
         first = int(self.start // seconds + 1) * seconds
         return [(self.x(at), _clock(at)) for at in range(first, int(self.end) + 1, seconds)]
 
@@ -171,7 +174,7 @@ def _kinds_by_second(run: RunHistory) -> dict[int, Counter[str]]:
     return seconds
 
 
-def _answer_kind(one: Any) -> str:
+def _answer_kind(one: Try) -> str:
     if one.came is None:
         return "no reply"
     if one.is_success:
@@ -208,9 +211,7 @@ def _columns(run: RunHistory, scale: Scale) -> list[Column]:
 # --- operations -----------------------------------------------------------------------------------
 
 
-def _bars(
-    run: RunHistory, violations: Sequence[Violation], scale: Scale
-) -> tuple[list[Bar], int]:
+def _bars(run: RunHistory, violations: Sequence[Violation], scale: Scale) -> tuple[list[Bar], int]:
     """Return the bars, each in the first row that has room for it, and the number of rows."""
     why = {one.id: f"{one.invariant}: {one.text}" for one in reversed(violations)}
     spans = [(span, one) for one in run.operations.values() if (span := _span(one)) is not None]
@@ -241,7 +242,7 @@ def _span(operation: OperationHistory) -> tuple[float, float] | None:
     return min(one.sent for one in asked), _end(first, asked)
 
 
-def _end(first: Any, asked: Iterable[Any]) -> float:
+def _end(first: Try | None, asked: Iterable[Try]) -> float:
     if first is not None and first.came is not None:
-        return float(first.came)
+        return first.came
     return max(one.came or one.sent for one in asked)

@@ -37,7 +37,7 @@ def enter_namespace(module: str, arguments: Sequence[str]) -> None:
         return
     environment = {**os.environ, NAMESPACE_VARIABLE: "1"}
     command = [*_UNSHARE, sys.executable, "-m", module, *arguments]
-    os.execvpe(command[0], command, environment)  # noqa: S606
+    os.execvpe(command[0], command, environment)
 
 
 class SmallDisk:

@@ -31,6 +31,7 @@ from oncekey.stores.postgres.asyncpg_connections import (
     PooledConnection,
 )
 from oncekey.stores.postgres.caller_connections import join_async
+from oncekey.stores.postgres.caller_connections.base import AsyncStoreCalls
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.postgres_search import measure, search
 from oncekey.stores.postgres.queries import make_queries
@@ -184,10 +185,13 @@ class AsyncPostgresStore(PostgresBase):
                     check = partial(self._program.locked, sorted(batch.suspects))
                     batch.leave_out(await self._run(check, end))
                 apply = partial(self._program.apply, batch.free, end)
-                return batch.merge(await self._run(apply, end) if batch.free else [])
+                replies = batch.merge(await self._run(apply, end) if batch.free else [])
             except StoreUnavailable as error:
                 if not batch.should_retry(error):
                     raise
+            else:
+                await self._confirm_outcomes(replies)
+                return replies
 
     async def bind(self, check: bytes, /) -> Seen | None:
         mark = await self._run(lambda: self._program.bind(check))
@@ -228,7 +232,8 @@ class AsyncPostgresStore(PostgresBase):
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         """The store's records in the transaction of your connection or session."""
-        return join_async(connection, self._options, self._program, self._identify)
+        calls = AsyncStoreCalls(self._identify, self._confirm_outcomes)
+        return join_async(connection, self._options, self._program, calls)
 
     async def _identify(self) -> None:
         """Read again which store this is: its tables may have been created anew."""
@@ -292,3 +297,12 @@ class AsyncPostgresStore(PostgresBase):
         except StoreUnavailable as error:
             raise errors.not_replicated() from error
         self._confirmed(failures, server)
+
+    async def _confirm_outcomes(self, replies: Sequence[Reply]) -> None:
+        """Return when the synchronous standbys have the outcomes in these replies."""
+        if not self._tells_outcome(replies):
+            return
+        try:
+            await self._database.run(self._outcome_statements())
+        except StoreUnavailable as error:
+            raise errors.not_replicated() from error

@@ -25,6 +25,7 @@ from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinishe
 from oncekey.stores.outbox_commands import OutboxCommand
 from oncekey.stores.postgres import errors, outbox_program
 from oncekey.stores.postgres.caller_connections import join_sync
+from oncekey.stores.postgres.caller_connections.base import StoreCalls
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.postgres_search import measure, search
 from oncekey.stores.postgres.psycopg_connections import (
@@ -176,10 +177,13 @@ class PostgresStore(PostgresBase):
                     check = partial(self._program.locked, sorted(batch.suspects))
                     batch.leave_out(self._run(check, end))
                 apply = partial(self._program.apply, batch.free, end)
-                return batch.merge(self._run(apply, end) if batch.free else [])
+                replies = batch.merge(self._run(apply, end) if batch.free else [])
             except StoreUnavailable as error:
                 if not batch.should_retry(error):
                     raise
+            else:
+                self._confirm_outcomes(replies)
+                return replies
 
     def bind(self, check: bytes, /) -> Seen | None:
         mark = self._run(lambda: self._program.bind(check))
@@ -220,7 +224,8 @@ class PostgresStore(PostgresBase):
 
     def join(self, connection: Any, /) -> CallerTransaction:
         """The store's records in the transaction of your connection or session."""
-        return join_sync(connection, self._options, self._program, self._identify)
+        calls = StoreCalls(self._identify, self._confirm_outcomes)
+        return join_sync(connection, self._options, self._program, calls)
 
     def _identify(self) -> None:
         """Read again which store this is: its tables may have been created anew."""
@@ -279,3 +284,12 @@ class PostgresStore(PostgresBase):
         except StoreUnavailable as error:
             raise errors.not_replicated() from error
         self._confirmed(failures, server)
+
+    def _confirm_outcomes(self, replies: Sequence[Reply]) -> None:
+        """Return when the synchronous standbys have the outcomes in these replies."""
+        if not self._tells_outcome(replies):
+            return
+        try:
+            self._database.run(self._outcome_statements())
+        except StoreUnavailable as error:
+            raise errors.not_replicated() from error

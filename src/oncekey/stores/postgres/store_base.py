@@ -10,15 +10,16 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.commands import Command
+from oncekey.core.commands import Command, Replay, Reply, Seen
 from oncekey.core.errors import OncekeyError, StoreUnavailable
+from oncekey.core.record import State
 from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.postgres import durability, errors
 from oncekey.stores.postgres.locked_rows import LockAwareBatch, LockedRows
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.queries import make_migrations
 from oncekey.stores.postgres.schema import SchemaProgram, prepare
-from oncekey.stores.postgres.statements import Statement
+from oncekey.stores.postgres.statements import Statement, Statements
 from oncekey.stores.server_clock import STOP_SECONDS
 
 MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, the next one is prepared
@@ -29,7 +30,7 @@ DEADLOCK_TRIES: Final = 5
 # Migrations may take long; the script itself limits how long it waits for its lock.
 SCRIPT_SECONDS: Final = 86_400.0
 
-_CONFIRMED: Final = "confirmed"
+_ENDED: Final = frozenset((State.SUCCEEDED, State.FAILED))
 
 
 class _Failure(NamedTuple):
@@ -50,6 +51,7 @@ class PostgresBase:
         self._ready = False
         self._failure: _Failure | None = None
         self._unconfirmed: set[object] = set()  # one object per failure
+        self._has_synchronous_standbys = False
         self._locked_rows = LockedRows()
         self._call_seconds = self._options.call_us / 1_000_000
         self._breaker = CircuitBreaker(self._call_seconds)
@@ -82,6 +84,7 @@ class PostgresBase:
 
     def _update_guarantee(self, server: durability.Server) -> None:
         options = self._options
+        self._has_synchronous_standbys = server.synchronous_standbys
         guarantee = durability.guarantee(server, options.synchronous_commit, options.failover)
         if guarantee != self.guarantee:
             self.guarantee = guarantee
@@ -129,6 +132,9 @@ class PostgresBase:
     # repeated finish would read that the record has ended, write nothing, wait for nothing, and
     # seem to be acknowledged. So after an ambiguous failure no reply is returned before a later
     # commit in the log was confirmed.
+    #
+    # Another process that reads such a record has had no failure. So where there are synchronous
+    # standbys, no outcome that was read is returned before a later commit was confirmed.
 
     def _note_failure(self, error: StoreUnavailable) -> None:
         self._program.watch.expire()  # perhaps it is another server now
@@ -138,8 +144,25 @@ class PostgresBase:
     def _confirm_statements(self) -> SchemaProgram[durability.Server]:
         """Commit a write and read the server's settings: after a failover it may be another
         server."""
-        yield Statement("elect", (None, _CONFIRMED, b"", 0))
+        yield Statement("confirm")
         return durability.parse_server((yield Statement("server"))[0])
+
+    def _tells_outcome(self, replies: Sequence[Reply]) -> bool:
+        """True if a reply has an outcome that was read, and that may be on no standby yet."""
+        if not (self._has_synchronous_standbys and self._options.waits_for_standbys):
+            return False
+        return any(
+            isinstance(reply, Replay)
+            or (
+                isinstance(reply, Seen)
+                and reply.record is not None
+                and reply.record.state in _ENDED
+            )
+            for reply in replies
+        )
+
+    def _outcome_statements(self) -> Statements[None]:
+        yield Statement("confirm")
 
     def _confirmed(self, failures: set[object], server: durability.Server) -> None:
         self._unconfirmed.difference_update(failures)

@@ -12,12 +12,12 @@ our own savepoint at most. Every decision is in caller_transaction.py.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.store import AsyncCallerTransaction, CallerTransaction
 from oncekey.stores import sqlalchemy_savepoints
+from oncekey.stores.postgres.caller_connections.base import AsyncStoreCalls, StoreCalls
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.program import Program
 from oncekey.stores.sqlalchemy_savepoints import is_a
@@ -33,44 +33,42 @@ _ASYNC: Final = (
 
 
 def join_sync(
-    connection: Any, options: Options, program: Program, identify: Callable[[], None]
+    connection: Any, options: Options, program: Program, store: StoreCalls
 ) -> CallerTransaction:
-    """The store's records in the transaction of a sync connection. `identify` makes the program
-    read again which store it belongs to."""
+    """The store's records in the transaction of a sync connection."""
     _check_allowed(options)
     if is_a(connection, "psycopg", "Connection"):
         from oncekey.stores.postgres.caller_connections.psycopg import PsycopgTransaction
 
-        return PsycopgTransaction(connection, program, identify)
+        return PsycopgTransaction(connection, program, store)
     if sqlalchemy_savepoints.is_sync(connection):
         from oncekey.stores.postgres.caller_connections.sqlalchemy import SQLAlchemyTransaction
 
-        return SQLAlchemyTransaction(connection, program, identify)
+        return SQLAlchemyTransaction(connection, program, store)
     if is_a(connection, "django", "BaseDatabaseWrapper", "ConnectionProxy"):
         from oncekey.stores.postgres.caller_connections.django import DjangoTransaction
 
-        return DjangoTransaction(connection, program, identify)
+        return DjangoTransaction(connection, program, store)
     raise _unsupported_connection(connection, _SYNC)
 
 
 def join_async(
-    connection: Any, options: Options, program: Program, identify: Callable[[], Awaitable[None]]
+    connection: Any, options: Options, program: Program, store: AsyncStoreCalls
 ) -> AsyncCallerTransaction:
-    """The store's records in the transaction of an async connection. `identify` makes the program
-    read again which store it belongs to."""
+    """The store's records in the transaction of an async connection."""
     _check_allowed(options)
     if is_a(connection, "asyncpg", "Connection", "PoolConnectionProxy"):
         from oncekey.stores.postgres.caller_connections.asyncpg import AsyncpgTransaction
 
-        return AsyncpgTransaction(connection, program, identify)
+        return AsyncpgTransaction(connection, program, store)
     if is_a(connection, "psycopg", "AsyncConnection"):
         from oncekey.stores.postgres.caller_connections.psycopg import AsyncPsycopgTransaction
 
-        return AsyncPsycopgTransaction(connection, program, identify)
+        return AsyncPsycopgTransaction(connection, program, store)
     if sqlalchemy_savepoints.is_async(connection):
         from oncekey.stores.postgres.caller_connections.sqlalchemy import AsyncSQLAlchemyTransaction
 
-        return AsyncSQLAlchemyTransaction(connection, program, identify)
+        return AsyncSQLAlchemyTransaction(connection, program, store)
     raise _unsupported_connection(connection, _ASYNC)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import ConfigurationError
@@ -32,22 +32,42 @@ from oncekey.stores.postgres.rows import Row
 T = TypeVar("T")
 
 
+class StoreCalls(NamedTuple):
+    """What a caller's transaction needs of its store, on the store's own connections.
+
+    identify   makes the program read again which store it belongs to
+    confirm    returns when the outcomes in some replies cannot be lost by a failover
+    """
+
+    identify: Callable[[], None]
+    confirm: Callable[[Sequence[Reply]], None]
+
+
+class AsyncStoreCalls(NamedTuple):
+    """The same for asyncio."""
+
+    identify: Callable[[], Awaitable[None]]
+    confirm: Callable[[Sequence[Reply]], Awaitable[None]]
+
+
 class CallerTransactionBase(ABC):
     """The methods of a CallerTransaction. How actions are performed depends on the kind of
     connection."""
 
     may_leave_savepoints = False
 
-    def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
+    def __init__(self, connection: Any, program: Program, store: StoreCalls) -> None:
         self.connection = connection  # the connection itself, if the caller gave a proxy for it
         self._connection = connection
         self._texts = query_texts(program.layout)
         self._program = program
-        self._identify = identify
+        self._store = store
         self._actions = CallerProgram(program, may_leave=self.may_leave_savepoints)
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return [self._apply(command) for command in commands]
+        replies = [self._apply(command) for command in commands]
+        self._store.confirm(replies)
+        return replies
 
     def _apply(self, command: Command) -> Reply:
         return self._run_here(lambda state: self._actions.apply(command, state))
@@ -63,7 +83,7 @@ class CallerTransactionBase(ABC):
         try:
             return self._run(make(self._transaction_state()))
         except WrongStore:
-            self._identify()
+            self._store.identify()
             if self._program.identity == known:
                 raise
         return self._run(make(self._transaction_state()))
@@ -122,18 +142,18 @@ class AsyncCallerTransactionBase(ABC):
 
     may_leave_savepoints = False
 
-    def __init__(
-        self, connection: Any, program: Program, identify: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, connection: Any, program: Program, store: AsyncStoreCalls) -> None:
         self.connection = connection  # the connection itself, if the caller gave a proxy for it
         self._connection = connection
         self._texts = query_texts(program.layout)
         self._program = program
-        self._identify = identify
+        self._store = store
         self._actions = CallerProgram(program, may_leave=self.may_leave_savepoints)
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return [await self._apply(command) for command in commands]
+        replies = [await self._apply(command) for command in commands]
+        await self._store.confirm(replies)
+        return replies
 
     async def _apply(self, command: Command) -> Reply:
         return await self._run_here(lambda state: self._actions.apply(command, state))
@@ -147,7 +167,7 @@ class AsyncCallerTransactionBase(ABC):
         try:
             return await self._run(make(await self._transaction_state()))
         except WrongStore:
-            await self._identify()
+            await self._store.identify()
             if self._program.identity == known:
                 raise
         return await self._run(make(await self._transaction_state()))

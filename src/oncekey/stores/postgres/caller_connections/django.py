@@ -6,11 +6,11 @@ This module is imported only if the caller uses Django.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.postgres.caller_connections.base import CallerTransactionBase
+from oncekey.stores.postgres.caller_connections.base import CallerTransactionBase, StoreCalls
 from oncekey.stores.postgres.caller_transaction import Action, SavepointAction, TransactionState
 from oncekey.stores.postgres.program import Program
 from oncekey.stores.postgres.rows import Row
@@ -24,11 +24,11 @@ class _Rollback(Exception):
 class DjangoTransaction(CallerTransactionBase):
     """The store's records in the transaction of Django's `connection` or `connections[alias]`."""
 
-    def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
+    def __init__(self, connection: Any, program: Program, store: StoreCalls) -> None:
         from django.db import connections
 
         # `connection` is a proxy for the connection of the current thread.
-        super().__init__(connections[connection.alias], program, identify)
+        super().__init__(connections[connection.alias], program, store)
         if connection.vendor != "postgresql":
             raise ConfigurationError(
                 f"in_transaction cannot use Django's connection {connection.alias!r}: it leads to "

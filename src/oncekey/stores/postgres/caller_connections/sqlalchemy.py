@@ -7,13 +7,15 @@ SQLAlchemy.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.postgres.caller_connections.base import (
     AsyncCallerTransactionBase,
+    AsyncStoreCalls,
     CallerTransactionBase,
+    StoreCalls,
 )
 from oncekey.stores.postgres.caller_transaction import (
     Action,
@@ -93,8 +95,8 @@ def _check(bound: Any) -> None:
 class SQLAlchemyTransaction(CallerTransactionBase):
     """The store's records in the transaction of a Session, scoped_session or Connection."""
 
-    def __init__(self, connection: Any, program: Program, identify: Callable[[], None]) -> None:
-        super().__init__(unscoped(connection), program, identify)
+    def __init__(self, connection: Any, program: Program, store: StoreCalls) -> None:
+        super().__init__(unscoped(connection), program, store)
         self._session = _SyncSession(self._connection, self._texts)
 
     def _transaction_state(self) -> TransactionState:
@@ -111,10 +113,8 @@ class AsyncSQLAlchemyTransaction(AsyncCallerTransactionBase):
     """The store's records in the transaction of an AsyncSession, async_scoped_session or
     AsyncConnection."""
 
-    def __init__(
-        self, connection: Any, program: Program, identify: Callable[[], Awaitable[None]]
-    ) -> None:
-        super().__init__(unscoped(connection), program, identify)
+    def __init__(self, connection: Any, program: Program, store: AsyncStoreCalls) -> None:
+        super().__init__(unscoped(connection), program, store)
         self._session = _SyncSession(sync_part_of(self._connection), self._texts)
 
     async def _transaction_state(self) -> TransactionState:

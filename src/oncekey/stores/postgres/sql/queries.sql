@@ -333,6 +333,11 @@ SELECT value FROM {schema}.meta WHERE name = $1::text;
 -- name: insert_meta
 INSERT INTO {schema}.meta (name, value) VALUES ($1::text, $2::bytea) ON CONFLICT DO NOTHING;
 
+-- A commit that changes nothing. It waits for the synchronous standbys, which have then everything
+-- that came before it in the log. Unlike the update of a row, it waits for no other transaction.
+-- name: confirm
+SELECT pg_logical_emit_message(true, 'oncekey', '') IS NOT NULL;
+
 -- An election holds for its lease, and if the clock was set back, for one lease before it began (see
 -- election_holds in stores/store_rules.py).
 -- name: elect
