@@ -26,7 +26,6 @@ from oncekey.verify.effect_counters import SqlCounter
 from oncekey.verify.raw_connection import Origin
 from oncekey.verify.target import Caller, RequestTemplate, Target, Variant
 from oncekey.verify.target_file import read_target_file
-from oncekey.verify.verdict import Fault
 
 PAYMENTS_FILE = Path(__file__).parents[2] / "examples" / "broken" / "payments.toml"
 PROVIDER_ACTS = 'SELECT count(*) FROM acts WHERE "order" = :unique'
@@ -67,16 +66,6 @@ def demo_target(environment: Environment, charge: str) -> Target:
         ),
         slow_seconds=SLOW_SECONDS,
     )
-
-
-# What is violated as well, because it follows from the fault.
-FOLLOWS: dict[str, set[Fault]] = {}
-
-
-def expected_faults(name: str) -> set[Fault]:
-    """The faults that a verification of this server may name; the first is its own."""
-    own = {fault for fault in Fault if fault.slug == name}
-    return own | FOLLOWS.get(name, set())
 
 
 @asynccontextmanager
