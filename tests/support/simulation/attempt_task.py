@@ -114,6 +114,11 @@ class AttemptTask(Task):
         assert self._grant is not None
         return self._grant
 
+    @property
+    def runs(self) -> bool:
+        """True while its body runs."""
+        return self._beat is not None
+
     def _begin(self, grant: Grant) -> None:
         world = self.world
         self._grant = grant
@@ -131,7 +136,7 @@ class AttemptTask(Task):
 
     def _go_on(self, _: object) -> None:
         """Take the next step; after the last one act."""
-        if self._beat is None:
+        if not self.runs:
             return
         if self._steps_left:
             if self.owner.is_lost(self.world.now):
@@ -151,7 +156,7 @@ class AttemptTask(Task):
 
     def step_ended(self, outcome: StepOutcome) -> None:
         """A step came to its end."""
-        if self._beat is None:
+        if not self.runs:
             return
         deadline = self.owner.deadline
         if outcome.lost:
@@ -174,7 +179,7 @@ class AttemptTask(Task):
         self.owner.will_act = False
 
     def _finish_body(self, _: object) -> None:
-        if self._beat is None:
+        if not self.runs:
             return
         ending, deadline = self._body.ending, self.owner.deadline
         if ending is BodyEnding.RETURNED:

@@ -31,7 +31,11 @@ class StepTask(Task):
 
     def perform(self, effect: Any) -> object:
         world, attempt = self.world, self._attempt
+        if not attempt.runs:
+            return None  # the body was cancelled, and its step with it
         if type(effect) is RunStep:
+            if world.met is not None:
+                world.met["late step" if attempt.owner.is_lost(world.now) else "step"] += 1
             world.judge.step_called(attempt.id, attempt.owner, self._step)
             if world.story is not None:
                 world.tell(f"{self.name} calls another service")
