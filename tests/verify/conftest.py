@@ -9,8 +9,8 @@ from oncekey.verify.probes import lost_responses, outcome_evidence, unusual_resp
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_evidence, "FAILURE_SECONDS", 0.3)
-    monkeypatch.setattr(outcome_evidence, "COUNTER_LAG_SECONDS", 0.2)
+    monkeypatch.setattr(outcome_evidence, "FAILURE_SECONDS", 0.2)
+    monkeypatch.setattr(outcome_evidence, "COUNTER_LAG_SECONDS", 0.1)
     monkeypatch.setattr(outcome_evidence, "QUIET_SECONDS", 0.01)
     monkeypatch.setattr(lost_responses, "COMES_BACK_MARGIN_SECONDS", 0.02)
     monkeypatch.setattr(unusual_responses, "STORE_SECONDS", 0.2)

@@ -12,7 +12,7 @@ from oncekey.verify.profile import IETF
 from oncekey.verify.verdict import Fault, Status, Verdict
 from oncekey.verify.verification import verify
 
-LIMITS = Limits(concurrency=8, timeout=5.0, patience=0.4)
+LIMITS = Limits(concurrency=8, timeout=5.0, patience=0.25)
 
 
 def verdict_on(
