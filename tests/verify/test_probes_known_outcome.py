@@ -94,7 +94,7 @@ def verdict_by_total(
                 effects=Total(server, others_per_count),
                 slow_seconds=0.4,
             )
-            with patch.object(known_outcome, "TOTAL_QUIET_SECONDS", 0):
+            with patch.object(known_outcome, "QUIET_SECONDS", 0):
                 done = await verify(target, IETF, [probe], limits=Limits(patience=0.3))
         return done.verdicts[0]
 

@@ -31,7 +31,7 @@ from oncekey.verify.verdict import (
 SETTLE_SECONDS = 5.0
 SETTLE_PAUSE_SECONDS = 0.2
 # A total that changes within this time, while nothing is sent, is changed by others.
-TOTAL_QUIET_SECONDS = 0.5
+QUIET_SECONDS = 0.5
 # Answers that say nothing about keys: who calls, or how much, is not in order.
 BESIDE_THE_POINT = frozenset({401, 403, 407, 408, 421, 425, 429})
 
@@ -110,7 +110,7 @@ async def later_answer(
     # A count that has not even seen the first run yet says nothing about a second one.
     if before is not None and after is not None and before > 0:
         if after > before:
-            shows = f"{after} effects where there were {before}"
+            shows = f"{after} effects, and {before} before it"
     elif not is_marked(run, exchange) and other_ids(first, exchange):
         shows = "its response tells of another thing that was made"
     return LaterAnswer(exchange, shows)
@@ -196,7 +196,7 @@ async def effects_of(run: ProbeRun, operation: Operation) -> int | None:
         effects = await run.effects(operation)
         if effects is None or run.target.effects is None or not run.target.effects.is_total:
             return effects
-        await asyncio.sleep(TOTAL_QUIET_SECONDS)
+        await asyncio.sleep(QUIET_SECONDS)
         return effects if await run.effects(operation) == effects else None
     except CountFailed:
         return None  # most of what is probed here can be seen from responses

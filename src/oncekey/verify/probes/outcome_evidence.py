@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from oncekey.verify.probe import ProbeRun
-from oncekey.verify.probes.known_outcome import SEQUENCE, is_busy
+from oncekey.verify.probes.known_outcome import QUIET_SECONDS, SEQUENCE, is_busy
 from oncekey.verify.recorded_exchange import Exchange, WireRequest
 from oncekey.verify.target import Operation
 from oncekey.verify.verdict import (
@@ -31,8 +31,6 @@ PLAIN_SECONDS = 10.0
 FAILURE_SECONDS = 5.0
 # A counter may lag behind the API by this much.
 COUNTER_LAG_SECONDS = 3.0
-# A total that changes within this time, while nothing is sent, is changed by others.
-QUIET_SECONDS = 0.5
 # A violation shows at most so many exchanges.
 SHOWN_EXCHANGES = 8
 PAUSE_MIN_SECONDS = 0.05

@@ -27,7 +27,7 @@ from oncekey.verify.verdict import (
     violated,
 )
 
-RETRIES = 3
+FIDELITY_RETRIES = 3
 # Headers that describe the body or the resource. Others belong to the message that carries them.
 REPLAYED_HEADERS = (
     "content-type",
@@ -45,8 +45,8 @@ class ReplayFidelity:
 
     guarantee: ClassVar = Guarantee.REPLAY_FIDELITY
     sends: ClassVar = (
-        f"a request and {RETRIES} retries, and a request of its own if cookies come back: up to "
-        f"{RETRIES + 2} requests"
+        f"a request and {FIDELITY_RETRIES} retries, and another request if cookies come back: up "
+        f"to {FIDELITY_RETRIES + 2} requests"
     )
 
     async def run(self, run: ProbeRun) -> Verdict:
@@ -63,8 +63,8 @@ class ReplayFidelity:
                 "Give a main request that succeeds; a dry run shows what is sent.",
             )
         violations: dict[Fault, Violation] = {}
-        for number in range(1, RETRIES + 1):
-            note = f"retry {number} of {RETRIES}"
+        for number in range(1, FIDELITY_RETRIES + 1):
+            note = f"retry {number} of {FIDELITY_RETRIES}"
             retry = await later_answer(run, operation, first, operation.request(), note)
             later = retry.exchange
             if is_busy(later) or later.status in BESIDE_THE_POINT | run.profile.in_flight:
@@ -86,9 +86,9 @@ class ReplayFidelity:
                 )
         return holds(
             self.guarantee,
-            f"{RETRIES} retries got the first response again: {first.outcome()} and "
+            f"{FIDELITY_RETRIES} retries got the first response again: {first.outcome()} and "
             f"{len(_response(first).body)} bytes",
-            n=RETRIES,
+            n=FIDELITY_RETRIES,
             window=SEQUENCE,
             unseen=_unseen(run, first),
         )
