@@ -107,6 +107,18 @@ class Forgetting(KeyedServer):
         return reply
 
 
+class FailsAfterItsEffect(KeyedServer):
+    """A first request that meets a duplicate fails after its effect, and frees its key."""
+
+    async def run_claimed(self, received: Received) -> Reply:
+        is_first = self.arrivals[received.key].number == 1
+        reply = await super().run_claimed(received)
+        if is_first and self.arrivals[received.key].number > 1:
+            del self.records[received.key]
+            return Reply(500)
+        return reply
+
+
 class Overloaded(KeyedServer):
     """Has no time for more than one request at once."""
 
@@ -223,6 +235,11 @@ def test_a_retry_that_runs_again_after_a_success_is_named() -> None:
     verdict = verdict_on(Forgetting, PROBE)
     assert_fault(verdict, Fault.FAILURE_CLOBBERS_SUCCESS)
     assert "a retry ran again" in verdict.summary
+
+
+def test_a_failure_after_the_effect_that_frees_the_key_is_no_race() -> None:
+    verdict = verdict_on(FailsAfterItsEffect, PROBE)
+    assert_fault(verdict, Fault.RERUN_AFTER_FAILURE)
 
 
 def test_a_storm_of_503_is_neither_a_pass_nor_a_fault() -> None:
