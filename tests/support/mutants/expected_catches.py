@@ -1,8 +1,8 @@
 """What must catch each of the twelve mutants: a test of the contract, and a rule of the hammer.
 
 The explorer catches a mutant by the invariant in its definition. The contract and the hammer know
-some bugs by another name: with two records of one key it runs twice (I1), and the log shows that the
-second was started anew while the first had not expired (I12).
+some bugs by another name: with two records of one key it runs twice (I1), and the log shows that
+the second was started anew while the first had not expired (I12).
 """
 
 from __future__ import annotations
