@@ -84,13 +84,13 @@ STRIPE = Profile(
     # Other parameters, or another endpoint, are an idempotency_error. The page names no status;
     # stripe/stripe-ruby#503 shows a 400.
     mismatch=frozenset({400}),
-    # "All POST requests accept idempotency keys": none needs one.
+    # A key can be attached to any POST request, and none needs one.
     missing_key=frozenset(),
     leaves_out=frozenset({Guarantee.MISSING_KEY}),
     # Keys have up to 255 characters. Nothing is said about which characters, or about two lines.
     key_max=255,
     strict_key=False,
-    # error-low-level tells of it; stripe/stripe-ruby#905 and #1553 read it.
+    # stripe/stripe-ruby#905 and #1553 read it, and name the page of Stripe that tells of it.
     replay_header=("Idempotent-Replayed", "true"),
     # What is saved is "the status code and body" of the first request, 500 included.
     replays_headers=False,
