@@ -6,6 +6,7 @@ A history is made by hand: one operation with one fault in what was seen of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.chaos.histories import FENCE, ID, HandMade, answered
@@ -196,6 +197,11 @@ def test_a_broken_history_violates_exactly_its_invariant(
 
 def test_every_invariant_has_a_history_that_breaks_it() -> None:
     assert {name for name, _ in BROKEN} == set(OBSERVED)
+
+
+def test_the_page_about_chaos_says_how_each_invariant_is_seen() -> None:
+    page = (Path(__file__).parents[2] / "docs/explanation/chaos.md").read_text(encoding="utf-8")
+    assert [name for name in OBSERVED if f"\n| {name} | " not in page] == []
 
 
 # --- what excuses -------------------------------------------------------------------------------

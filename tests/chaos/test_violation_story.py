@@ -40,9 +40,7 @@ def test_a_story_tells_the_events_of_the_key_and_the_faults_that_touched_it() ->
     assert "7.000 s  A client sends request 3 to worker 0." in told
     assert "FAULT 1 begins: database killed (database)." in told
     assert "worker paused" not in told
-    assert told.endswith(
-        "At the end its record is succeeded, attempt 1, fence 1000; it has 1 effects."
-    )
+    assert told.endswith("At the end its record is succeeded, attempt 1, fence 1000; effects: 1.")
 
 
 def test_a_long_story_is_cut_around_the_violation() -> None:

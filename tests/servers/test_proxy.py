@@ -88,6 +88,24 @@ def test_only_the_reply_to_the_commit_is_dropped(
         again.commit()  # only one reply was to be lost
 
 
+def test_a_client_gets_the_first_bytes_of_a_reply_that_is_cut_short() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        Proxy(listener.getsockname()[1]) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=30) as client,
+    ):
+        proxy.drop_replies(b"ask", keep=4)
+        client.sendall(b"ask")
+        server, _ = listener.accept()
+        with server:
+            assert server.recv(3) == b"ask"
+            server.sendall(b"0123456789")
+            proxy.wait_until_dropped()
+            assert client.recv(4) == b"0123"
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+
+
 def test_held_requests_reach_the_server_when_resumed(
     server: Postgres, proxy: Proxy, client: psycopg.Connection
 ) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.support.chaos.chaos_history import Event, read_events, write_events
 from tests.support.chaos.chaos_plan import KINDS, ChaosOptions, make_plan
 from tests.support.chaos.chaos_run import run
-from tests.support.chaos.invariant_rules import Violation, check
+from tests.support.chaos.invariant_rules import Violation, check, first_of_each
 from tests.support.chaos.operation_history import RunHistory, read_history
 from tests.support.chaos.run_summary import as_text, explain, summarize
 from tests.support.chaos.run_timeline import page
@@ -107,11 +107,8 @@ def _as_json(violation: Violation) -> dict[str, object]:
 def _stories(history: RunHistory, violations: list[Violation]) -> list[str]:
     if not violations:
         return []
-    first: dict[str, Violation] = {}
-    for one in violations:
-        first.setdefault(one.invariant, one)
     again = f"the same plan again: --seed {history.options.seed}, with the same options"
-    told = [f"\n{story(one, history)}" for one in first.values()]
+    told = [f"\n{story(one, history)}" for one in first_of_each(violations)]
     return [explain(history, violations), again, *told]
 
 

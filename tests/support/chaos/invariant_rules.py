@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -72,6 +72,14 @@ def check(run: RunHistory) -> list[Violation]:
         for text, at in rule(operation, run)
     ]
     return sorted([*found, *_of_the_run(run)], key=lambda one: one.at)
+
+
+def first_of_each(violations: Sequence[Violation]) -> list[Violation]:
+    """Return the first violation of each invariant, in the order of the invariants."""
+    first: dict[str, Violation] = {}
+    for one in violations:
+        first.setdefault(one.invariant, one)
+    return [first[name] for name in OBSERVED if name in first]
 
 
 def i1_one_effect(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:

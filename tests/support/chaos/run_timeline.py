@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import jinja2
-from tests.support.chaos.invariant_rules import OBSERVED, Violation
+from tests.support.chaos.invariant_rules import OBSERVED, Violation, first_of_each
 from tests.support.chaos.operation_history import OperationHistory, RunHistory, Try
 from tests.support.chaos.run_summary import explain, summarize
 from tests.support.chaos.violation_story import story
 
-BARS_MAX: Final = 240
-STORIES_MAX: Final = 20
+BARS_MAX: Final = 400
+SLICES: Final = 40  # parts of the run, each of which has its share of bars
 ROW: Final = 18  # the height of a row of faults, in pixels
 BAR_ROW: Final = 5  # ... and of a row of operations
 CHART: Final = 120  # the height of the chart of answers
@@ -127,15 +127,8 @@ def page(run: RunHistory, violations: Sequence[Violation]) -> str:
         heights={"faults": len(tracks) * ROW, "chart": CHART, "bars": rows * BAR_ROW, "row": ROW},
         invariants=[(name, how, violated[name]) for name, how in OBSERVED.items()],
         violations=violations,
-        stories=[story(one, run) for one in _one_per_invariant(violations)],
+        stories=[story(one, run) for one in first_of_each(violations)],
     )
-
-
-def _one_per_invariant(violations: Sequence[Violation]) -> list[Violation]:
-    first: dict[str, Violation] = {}
-    for one in violations:
-        first.setdefault(one.invariant, one)
-    return list(first.values())[:STORIES_MAX]
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -215,8 +208,9 @@ def _bars(run: RunHistory, violations: Sequence[Violation], scale: Scale) -> tup
     """Return the bars, each in the first row that has room for it, and the number of rows."""
     why = {one.id: f"{one.invariant}: {one.text}" for one in reversed(violations)}
     spans = [(span, one) for one in run.operations.values() if (span := _span(one)) is not None]
-    spans.sort(key=lambda pair: (pair[1].id not in why, pair[0][0] - pair[0][1]))
-    chosen = sorted(spans[: BARS_MAX + len(why)], key=lambda pair: pair[0])
+    violated = [pair for pair in spans if pair[1].id in why]
+    others = [pair for pair in spans if pair[1].id not in why]
+    chosen = sorted([*violated, *_longest(others, scale)], key=lambda pair: pair[0])
     ends: list[float] = []
     bars = []
     for (start, end), operation in chosen:
@@ -228,6 +222,18 @@ def _bars(run: RunHistory, violations: Sequence[Violation], scale: Scale) -> tup
             title += f". {why[operation.id]}"
         bars.append(Bar(x, width, row * BAR_ROW, operation.level, operation.id in why, title))
     return bars, len(ends)
+
+
+Spanned = tuple[tuple[float, float], OperationHistory]
+
+
+def _longest(spans: list[Spanned], scale: Scale) -> list[Spanned]:
+    """Return the operations that took longest, of every part of the run."""
+    slices: dict[int, list[Spanned]] = {}
+    for pair in sorted(spans, key=lambda pair: pair[0][0] - pair[0][1]):
+        part = int((pair[0][0] - scale.start) / (scale.end - scale.start) * SLICES)
+        slices.setdefault(part, []).append(pair)
+    return [pair for part in slices.values() for pair in part[: BARS_MAX // SLICES]]
 
 
 def _span(operation: OperationHistory) -> tuple[float, float] | None:

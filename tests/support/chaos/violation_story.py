@@ -98,4 +98,4 @@ def _last(operation: OperationHistory) -> str:
         state = "missing"
     else:
         state = f"{_STATES[record['state']]}, attempt {record['attempt']}, fence {record['fence']}"
-    return f"At the end its record is {state}; it has {len(operation.effect_ids())} effects."
+    return f"At the end its record is {state}; effects: {len(operation.effect_ids())}."
