@@ -59,11 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if STORE_FIXTURE in metafunc.fixturenames:
+    if STORE_FIXTURE in metafunc.fixturenames and not _is_parametrized(metafunc):
         marker = metafunc.definition.get_closest_marker(STORE)
         names = _names(metafunc.config, marker)
         if len(names) > 1:
             metafunc.parametrize(STORE_FIXTURE, names, indirect=True)
+
+
+def _is_parametrized(metafunc: pytest.Metafunc) -> bool:
+    """True if a test names its stores by `parametrize` itself."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    return any(mark.args and STORE_FIXTURE in mark.args[0] for mark in marks)
 
 
 def _names(config: pytest.Config, marker: pytest.Mark | None) -> list[str]:
@@ -82,7 +88,10 @@ def oncekey_store_name(request: pytest.FixtureRequest) -> str:
     if hasattr(request, "param"):
         name: str = request.param
         return name
-    return _names(request.config, request.node.get_closest_marker(STORE))[0]
+    names = _names(request.config, request.node.get_closest_marker(STORE))
+    if not names:
+        pytest.fail(f'the marker names stores: @pytest.mark.{STORE}("sqlite")', pytrace=False)
+    return names[0]
 
 
 @pytest.fixture

@@ -35,8 +35,10 @@ class HandmadeGuard:
         if caller is None and self.fault != "replay before authentication":
             return Reply(401, "who are you?")
         id = key if caller is None or self.fault == "unscoped" else (caller, key)
-        if self.fault == "replay before authentication":
-            id = key + "alice" if caller is None else key + caller
+        if self.fault == "replay before authentication" and caller is None:
+            id = ("alice", key)
+            if id not in self._replies:
+                return Reply(401, "who are you?")
         if self.fault == "check then act":
             found = self._replies.get(id)
         else:

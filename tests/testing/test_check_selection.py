@@ -112,13 +112,71 @@ def test_a_request_that_does_not_work_by_itself_is_said_to_be_the_cause() -> Non
     def charge(key: str, cents: int) -> int:
         raise LookupError("no such card")
 
-    with pytest.raises(AssertionError, match=r"(?s)itself is not carried out.*no such card"):
-        assert_idempotent(charge, 5, effects=[])
+    with pytest.raises(
+        AssertionError, match=r"(?s)itself is not carried out.*no such card"
+    ) as raised:
+        assert_idempotent(charge, 5, effects=[], header="X-Key")
+    assert "The key is in the header X-Key; header= names another one" in str(raised.value)
 
 
 def test_effects_that_see_nothing_are_said_to_be_the_cause(charges: Charges) -> None:
     with pytest.raises(AssertionError, match=r"(?s)does not see the effect.*0 before it, 0 after"):
         assert_idempotent(charges, 5, effects=list)
+
+
+def test_a_second_request_without_an_effect_is_said_to_be_the_cause() -> None:
+    """The app knows the order by its name, or the counter counts distinct orders only."""
+    orders: set[str] = set()
+
+    def place(key: str, order: str) -> str:
+        orders.add(order)
+        return order
+
+    with pytest.raises(AssertionError, match=r"(?s)a second request.*request=lambda key"):
+        assert_idempotent(place, "order-17", effects=orders)
+
+
+def test_effects_that_differ_from_request_to_request_are_said_to_be_the_cause() -> None:
+    counts = iter(range(0, 10_000, 3))
+    total = 0
+
+    def count_more_each_time() -> int:
+        nonlocal total
+        total += next(counts)
+        return total
+
+    with pytest.raises(AssertionError, match=r"(?s)different numbers of effects.*nothing else"):
+        assert_idempotent(lambda key, cents: cents, 5, effects=count_more_each_time)
+
+
+def test_the_very_first_request_may_have_more_effects(charges: Charges) -> None:
+    """Such as a customer that is created with its first order."""
+    customers: list[int] = []
+
+    def charge(key: str, cents: int) -> Any:
+        if not customers:
+            customers.append(cents)
+        return charges(key, cents)
+
+    assert_idempotent(charge, 5, effects=lambda: len(customers) + len(charges.effects))
+
+
+@pytest.mark.parametrize(("returned", "words"), [(None, "a NoneType"), (1.5, "a float")])
+def test_effects_that_return_no_count_are_refused(
+    charges: Charges, returned: Any, words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"effects= returned {words}; it must return how"):
+        assert_idempotent(charges, 5, effects=lambda: returned)
+
+
+def test_async_effects_are_refused_by_the_sync_form(charges: Charges) -> None:
+    async def count() -> int:
+        return len(charges.effects)
+
+    with pytest.raises(
+        ConfigurationError, match="effects= is async; await assert_idempotent_async"
+    ):
+        assert_idempotent(charges, 5, effects=count)
 
 
 def test_a_request_may_have_several_effects_and_a_request_may_be_made_for_each_key() -> None:
@@ -136,7 +194,7 @@ def test_a_request_may_have_several_effects_and_a_request_may_be_made_for_each_k
         return f"order of {key}"
 
     assert_idempotent(place, request, effects=lambda: rows, only=["completed", "concurrent"])
-    assert len(rows) == 2 * len(keys) == 6
+    assert len(rows) == 2 * len(keys) == 8
 
 
 def test_another_request_that_is_refused_anyway_proves_nothing(charges: Charges) -> None:

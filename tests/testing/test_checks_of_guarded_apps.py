@@ -132,6 +132,37 @@ def test_django_behind_its_async_client(once: Once, failpoints: Failpoints) -> N
         overridden.disable()
 
 
+def test_flask_behind_a_test_client_that_keeps_contexts(once: Once) -> None:
+    """`with app.test_client() as client`, as in many fixtures; requests come from other threads."""
+    effects = Effects()
+    with flask_client(once, effects) as client:
+        report = assert_idempotent(client, CHARGE, effects=effects)
+    assert "concurrent" in report.holds
+
+
+def test_an_app_that_sends_those_who_are_not_let_in_to_a_login_page() -> None:
+    from flask import Flask, redirect, request
+    from tests.testing.handmade_guards import CALLERS, HandmadeGuard
+
+    effects = Effects()
+    guard = HandmadeGuard("", effects)
+    app = Flask("shop")
+
+    @app.post("/charges")
+    def charge() -> Any:
+        caller = CALLERS.get(request.headers.get("Authorization", ""))
+        if caller is None:
+            return redirect("/login")
+        reply = guard.charge(caller, request.headers["Idempotency-Key"], request.json)
+        return {"body": reply.body}, reply.status
+
+    nobody = {"Authorization": "Bearer x"}
+    report = assert_idempotent(
+        app.test_client(), CHARGE, effects=effects, rejected_caller=nobody, only="rejected_caller"
+    )
+    assert list(report.holds) == ["rejected_caller"]
+
+
 # --- functions and consumers ----------------------------------------------------------------------
 
 
@@ -158,6 +189,47 @@ def test_a_function_is_a_client(once: Once, failpoints: Failpoints) -> None:
         skip="rejected_caller",
     )
     assert list(report.not_checked) == ["rejected_caller"]
+
+
+def test_a_function_may_return_the_whole_result_of_a_run(once: Once) -> None:
+    effects = Effects()
+
+    def charge(key: str, cents: int) -> Any:
+        return once.run("charge", key, lambda attempt: effects.record(cents), request=cents)
+
+    assert_idempotent(charge, 5, effects=effects, other_request=9)
+
+
+@pytest.mark.parametrize("framework", ["flask", "fastapi", "django"])
+def test_a_function_may_return_the_response_of_a_client(
+    framework: str, once: Once, async_once: AsyncOnce
+) -> None:
+    """A 409 is then no result, and two responses are compared by what is in them."""
+    from django.test import Client
+
+    effects, async_effects = Effects(), AsyncEffects()
+    django = set_up_django(django_view(effects), once)
+    clients = {
+        "flask": flask_client(once, effects),
+        "fastapi": fastapi_client(async_once, async_effects),
+        "django": Client(),
+    }
+
+    def send(key: str, cents: int) -> Any:
+        headers = {"Idempotency-Key": key, "Authorization": "Bearer a"}
+        if framework == "django":
+            return clients[framework].generic(
+                "POST", "/charges", f'{{"cents": {cents}}}', "application/json", headers=headers
+            )
+        return clients[framework].post("/charges", json={"cents": cents}, headers=headers)
+
+    try:
+        report = assert_idempotent(
+            send, 5, effects=async_effects if framework == "fastapi" else effects, other_request=9
+        )
+    finally:
+        django.disable()
+    assert "1 got the result and 4 had to come back" in report.holds["concurrent"]
 
 
 def test_a_consumer_is_a_client(once: Once, failpoints: Failpoints) -> None:

@@ -28,6 +28,11 @@ def store_class(store):
     return type(store.inner).__name__
 
 
+@pytest.mark.parametrize("oncekey_store_name", ["sqlite"], indirect=True)
+def test_a_test_may_name_its_stores_itself(oncekey_store):
+    assert store_class(oncekey_store) == "SQLiteStore"
+
+
 def test_an_operation_runs_once(oncekey_once, oncekey_effects):
     for _ in range(2):
         oncekey_once.run("charge", "order-17", lambda attempt: oncekey_effects.record())
@@ -76,6 +81,11 @@ def test_its_clock_cannot_be_moved(oncekey_clock):
     raise NotImplementedError
 
 
+@pytest.mark.oncekey_store(name="sqlite")
+def test_a_marker_without_a_name(oncekey_clock):
+    raise NotImplementedError
+
+
 @pytest.mark.oncekey_store("postgres")
 def test_a_name_that_is_no_store(oncekey_clock):
     raise NotImplementedError
@@ -107,18 +117,19 @@ def test_fixtures_give_engines_on_the_chosen_store(tmp_path: Path) -> None:
     (tmp_path / "test_shop.py").write_text(USERS_TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\noncekey_store = sqlite\n")
     output = run_pytest(tmp_path)
-    assert "8 passed, 2 errors" in output, output
+    assert "9 passed, 3 errors" in output, output
     for store in ("memory", "sqlite"):
         assert f"PASSED test_shop.py::test_a_crash_is_unknown_after_its_lease[{store}]" in output
     assert "oncekey_clock cannot move the clock of postgresql://localhost/test" in output
+    assert 'the marker names stores: @pytest.mark.oncekey_store("sqlite")' in output
     assert "'postgres' is no store for tests; give memory, sqlite, or a URL" in output
 
 
 def test_the_command_line_can_name_several_stores(tmp_path: Path) -> None:
     (tmp_path / "test_shop.py").write_text(USERS_TESTS)
     stores = ("--oncekey-store=memory", "--oncekey-store=sqlite")
-    output = run_pytest(tmp_path, *stores, "-k", "runs_once")
-    assert "2 passed" in output, output
+    output = run_pytest(tmp_path, *stores, "-k", "runs_once or itself")
+    assert "3 passed" in output, output
     assert "test_an_operation_runs_once[sqlite]" in output
 
 

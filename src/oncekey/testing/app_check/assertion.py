@@ -4,7 +4,7 @@
                                effects=charges)
 
 The app runs in the process of the test, behind the test client of its framework. Cases are in
-check_cases.py; here the arguments are checked, a first request shows that the app can be observed,
+check_cases.py; here the arguments are checked, first requests show that the app can be observed,
 and the results become a report.
 """
 
@@ -22,6 +22,7 @@ from oncekey.testing.app_check.check_actions import (
     CheckSettings,
     CountEffects,
     Gate,
+    Pause,
     Send,
     Story,
 )
@@ -43,6 +44,7 @@ CONCURRENCY_DEFAULT: Final = 5
 CONCURRENCY_MAX: Final = 100
 HEADER_DEFAULT: Final = "Idempotency-Key"
 ALL: Final = "all"
+FIRST_REQUESTS_MAX: Final = 4  # until two of them have the same number of effects
 
 _log = logging.getLogger("oncekey.testing")
 
@@ -143,10 +145,11 @@ class AppCheck:
             gate=_gate_of(effects, failpoints),
             failpoints=failpoints,
         )
+        self._header = header
 
     def flow(self) -> Generator[Action, Any, list[CaseResult]]:
         """Everything that is done, in its order; the results of all cases."""
-        settings = replace(self._settings, unit=(yield from self._first_request()))
+        settings = replace(self._settings, unit=(yield from self._first_requests()))
         results = []
         for name, case in CASES.items():
             if name in self._selection.left_out:
@@ -154,11 +157,25 @@ class AppCheck:
                 results.append(CaseResult(name, CaseStatus.NOT_CHECKED, why))
             else:
                 results.append((yield from case(Story(name, settings))))
+        if not any(result.status is CaseStatus.VIOLATED for result in results):
+            yield from self._no_more_effects()
         return results
 
-    def _first_request(self) -> Generator[Action, Any, int]:
-        """One request with a fresh key, to see that it works and that its effects are seen; how
-        many these are."""
+    def _first_requests(self) -> Generator[Action, Any, int]:
+        """Requests with fresh keys, to see that they work and that their effects are seen; how many
+        these are. The very first one may have more, for it may find an empty database."""
+        counts: list[int] = []
+        while len(counts) < 2 or counts[-1] != counts[-2]:
+            if len(counts) == FIRST_REQUESTS_MAX:
+                raise AssertionError(
+                    f"nothing can be checked: requests with fresh keys have different numbers of "
+                    f"effects, one after the other {', '.join(map(str, counts))}.\n"
+                    f"  what to do: let effects= count what this operation does, and nothing else"
+                )
+            counts.append((yield from self._first_request(is_later=bool(counts))))
+        return counts[-1]
+
+    def _first_request(self, is_later: bool) -> Generator[Action, Any, int]:
         key = new_key()
         submission = Submission(key, self._settings.request(key))
         before: int = yield CountEffects()
@@ -168,16 +185,40 @@ class AppCheck:
             raise AssertionError(
                 f"nothing can be checked: the request itself is not carried out.\n"
                 f"  sent:       {submission}\n  came back:  {answer}\n"
-                f"  what to do: give a request that the app accepts, with everything it needs"
+                f"  what to do: give a request that the app accepts, with everything it needs: the "
+                f"path, the caller, a body that is valid. The key is in the header {self._header}; "
+                f"header= names another one"
+            )
+        if after <= before and is_later:
+            raise AssertionError(
+                f"nothing can be checked: a second request, with a key of its own, had no effect.\n"
+                f"  sent:       {submission}\n  came back:  {answer}\n"
+                f"  what to do: if the app recognises what it has already done by the body, make a "
+                f"request for each key (request=lambda key: ...); if effects= counts distinct "
+                f"things, let it count all of them"
             )
         if after <= before:
             raise AssertionError(
                 f"nothing can be checked: effects= does not see the effect of a request.\n"
                 f"  sent:       {submission}\n  came back:  {answer}\n"
                 f"  effects:    {before} before it, {after} after it\n"
-                f"  what to do: count what the operation does to the world, rows or calls"
+                f"  what to do: count what the operation does to the world, rows or calls, anew at "
+                f"each call of effects=. If the app does it after its response, let effects= wait "
+                f"for that"
             )
         return after - before
+
+    def _no_more_effects(self) -> Generator[Action, Any, None]:
+        """A last look: what comes after all answers was not counted in its case."""
+        before: int = yield CountEffects()
+        yield Pause()
+        after: int = yield CountEffects()
+        if after != before:
+            raise AssertionError(
+                f"nothing can be said: {after - before} more effects came after the last answer.\n"
+                f"  what to do: if the app does something after its response, let effects= wait "
+                f"for that"
+            )
 
     def conclude(self, results: list[CaseResult]) -> IdempotencyReport:
         """The report, if all is well; raises NotIdempotent if not."""

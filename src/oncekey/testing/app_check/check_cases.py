@@ -45,7 +45,7 @@ UNSTABLE: Final = (
     "retries of one and the same request already get different answers; see completed and "
     "lost_response first"
 )
-HOLDABLE: Final = "with Effects, AsyncEffects or failpoints= a short race is hit for certain"
+HOLDABLE: Final = "with Effects, AsyncEffects or failpoints= duplicates come while it runs"
 AUTHENTICATE_FIRST: Final = "authenticate before any key is looked at"
 
 
@@ -156,14 +156,13 @@ def other_body(story: Story) -> Generator[Action, Any, CaseResult]:
     found = _wrong_about_another_body(finished.answer, refused, ran)
     if found is None and finished.is_stable:
         again = yield from story.send(finished.request)
-        if not again.same_as(finished.answer):
+        if not again.same_as(finished.answer) or (yield from story.effects()):
             found = "after another request was refused, the first one lost its answer"
     if found is not None:
         return story.violated(found, COMPARE_REQUESTS)
     if not finished.is_stable:
         return story.not_checked(UNSTABLE)
-    most = max(story.settings.unit, other_unit)
-    return (yield from _other_body_at_the_same_time(story, make_other, most))
+    return (yield from _other_body_at_the_same_time(story, make_other, other_unit))
 
 
 def _wrong_about_another_body(first: Answer, refused: Answer, ran: int) -> str | None:
@@ -180,16 +179,40 @@ def _wrong_about_another_body(first: Answer, refused: Answer, ran: int) -> str |
 
 
 def _other_body_at_the_same_time(
-    story: Story, make_other: Callable[[str], Any], most: int
+    story: Story, make_other: Callable[[str], Any], other_unit: int
 ) -> Generator[Action, Any, CaseResult]:
     yield from story.begin()
     request = story.submission()
     other = replace(request, request=make_other(request.key))
     answers, _ = yield from story.together([request, other])
     ran = yield from story.effects()
-    if ran > most or all(answer.kind is SUCCESS for answer in answers):
+    units = (story.settings.unit, other_unit)
+    winners = [number for number, answer in enumerate(answers) if answer.kind is SUCCESS]
+    if ran > max(units) or len(winners) > 1:
         return story.violated(
             f"two different requests under one key at the same time had {_effects(ran)}",
+            COMPARE_REQUESTS,
+        )
+    if not winners:
+        return story.violated(
+            f"of two different requests under one key at the same time none was answered, with "
+            f"{_effects(ran)}",
+            COMPARE_REQUESTS,
+        )
+    won, lost = winners[0], 1 - winners[0]
+    again = yield from story.until_answered((request, other)[won])
+    late = yield from story.until_answered((request, other)[lost])
+    ran = yield from story.effects()
+    if ran != units[won] or again.kind in (REFUSED, FAILED) or late.kind is SUCCESS:
+        return story.violated(
+            f"of two different requests under one key at the same time one was answered; it lost "
+            f"its answer, or the other one was carried out too ({_effects(ran)})",
+            COMPARE_REQUESTS,
+        )
+    if answers[lost].kind not in (REFUSED, IN_FLIGHT):
+        return story.violated(
+            "of two different requests under one key at the same time one was not refused, but "
+            "failed",
             COMPARE_REQUESTS,
         )
     return story.holds("it was refused after the first request and beside it, and changed nothing")
@@ -227,6 +250,9 @@ def other_caller(story: Story) -> Generator[Action, Any, CaseResult]:
     again = yield from story.send(finished.request)
     if not again.same_as(finished.answer):
         return story.violated("the first caller's retry got another answer", SCOPE_KEYS)
+    ran = yield from story.effects()
+    if ran != their_unit:
+        return story.violated("the first caller's retry was carried out again", SCOPE_KEYS)
     return story.holds("each caller's request was carried out once, and each got its own answer")
 
 
@@ -235,21 +261,31 @@ def rejected_caller(story: Story) -> Generator[Action, Any, CaseResult]:
         return story.not_checked("no caller that the app rejects was given; add rejected_caller=")
     yield from story.begin()
     request = story.submission()
-    first = yield from story.send(request)
-    theirs = yield from story.send(_by(request, "rejected caller"))
+    rejection = yield from story.send(_by(request, "rejected caller"))
     ran = yield from story.effects()
-    if ran != story.settings.unit:
+    if ran:
         return story.violated(
-            f"a rejected caller's request had {_effects(ran - story.settings.unit)}",
+            f"a rejected caller's request had {_effects(ran)}", AUTHENTICATE_FIRST
+        )
+    first = yield from story.send(request)
+    ran = yield from story.effects()
+    if first.kind is not SUCCESS or ran != story.settings.unit:
+        return story.violated(
+            "a request was not carried out, because a rejected caller had sent its key before",
             AUTHENTICATE_FIRST,
         )
-    if theirs.same_as(first):
-        return story.violated("a rejected caller got the stored answer", AUTHENTICATE_FIRST)
-    if theirs.kind not in (REFUSED, FAILED):
-        return story.violated(
-            "a rejected caller was told something about a key", AUTHENTICATE_FIRST
-        )
-    return story.holds("the stored answer was not given to a caller that is rejected")
+    theirs = yield from story.send(_by(request, "rejected caller"))
+    ran = yield from story.effects()
+    found = None
+    if ran != story.settings.unit:
+        found = f"a rejected caller's request had {_effects(ran - story.settings.unit)}"
+    elif theirs.same_as(first):
+        found = "a rejected caller got the stored answer"
+    elif theirs.code != rejection.code:
+        found = "a rejected caller was told that the key has been used"
+    if found is not None:
+        return story.violated(found, AUTHENTICATE_FIRST)
+    return story.holds("a caller that is rejected got the same rejection before and after")
 
 
 class _Finished(NamedTuple):

@@ -11,7 +11,16 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -173,7 +182,15 @@ def counted(effects: Any) -> int:
     """A number of effects, from a number or from a collection of them."""
     if isinstance(effects, int):
         return effects
-    return len(effects)
+    if isinstance(effects, Sized):
+        return len(effects)
+    if isinstance(effects, Coroutine):
+        effects.close()
+        raise ConfigurationError("effects= is async; await assert_idempotent_async(...)")
+    raise ConfigurationError(
+        f"effects= returned a {type(effects).__name__}; it must return how often the operation "
+        "ran, as a whole number or a collection"
+    )
 
 
 # --- tasks ----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError, InFlight, Mismatch, OncekeyError, OutcomeUnknown
+from oncekey.engine.results import Result
 from oncekey.queues.disposition import Disposition, Kind
 from oncekey.testing.app_check.sample_request import (
     Answer,
@@ -100,6 +101,11 @@ def _by_request(client: Any) -> Exchange:
 
 
 def _by_open(client: Any) -> Exchange:
+    if getattr(client, "preserve_context", False):
+        # In `with app.test_client() as client` Flask keeps the context of a request open for the
+        # thread of the test, and that fails for requests of other threads. So the block is left.
+        client.__exit__(None, None, None)
+
     def exchange(request: SampleRequest, headers: dict[str, str]) -> Any:
         return client.open(
             request.path, method=request.method, data=request.body, headers=list(headers.items())
@@ -149,7 +155,7 @@ def http_answer(status: int, headers: Any, body: bytes) -> Answer:
         kind = AnswerKind.REFUSED
     else:
         kind = AnswerKind.UNKNOWN if _code_of(body) == UNKNOWN_CODE else AnswerKind.IN_FLIGHT
-    return Answer(kind, shown, (status, compared, body))
+    return Answer(kind, shown, (status, compared, body), code=status)
 
 
 def _code_of(body: bytes) -> object:
@@ -183,11 +189,24 @@ _DISPOSITIONS: Final = {
 
 
 def _returned(value: Any) -> Answer:
-    """What a function returned; of a consumer that is what becomes of the message."""
+    """What a function returned. Of a consumer that is what becomes of the message; of a `run` its
+    value, for whether it was replayed differs; and a response means what it means elsewhere."""
     if isinstance(value, Disposition):
         kind = _DISPOSITIONS.get(value.kind, AnswerKind.FAILED)
-        return Answer(kind, f"{value.kind}: {value.reason}".rstrip(": "), value.kind)
+        shown = f"{value.kind}: {value.reason}".rstrip(": ")
+        return Answer(kind, shown, value.kind, code=value.kind)
+    if isinstance(value, Result):
+        return Answer(AnswerKind.SUCCESS, f"returned {shortened(repr(value))}", value.value)
+    if hasattr(value, "status_code") and hasattr(value, "headers"):
+        return _read_response(value)
     return Answer(AnswerKind.SUCCESS, f"returned {shortened(repr(value))}", value)
+
+
+def _read_response(response: Any) -> Answer:
+    """What a response means, of whichever framework."""
+    if hasattr(response, "streaming"):
+        return _read_django(response)
+    return _read_werkzeug(response) if hasattr(response, "data") else _read_httpx(response)
 
 
 def _refusal(error: OncekeyError) -> Answer:
@@ -199,4 +218,4 @@ def _refusal(error: OncekeyError) -> Answer:
     elif isinstance(error, Mismatch):
         kind = AnswerKind.REFUSED
     name = type(error).__name__
-    return Answer(kind, f"raised {name}: {shortened(str(error))}", name)
+    return Answer(kind, f"raised {name}: {shortened(str(error))}", name, code=name)
