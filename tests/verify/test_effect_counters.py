@@ -89,9 +89,15 @@ def test_a_url_is_asked_with_the_operations_values_and_the_callers_headers() -> 
     [
         (Reply(404, {}), "", "the status is 404, not 200"),
         (Reply(200, raw=b"<html>"), "", "the answer is not JSON"),
-        (Reply(200, {"total": 1}), "", "there is no list, nor a whole number; name its place"),
-        (Reply(200, {"total": True}), "$.total", "there is no list, nor a whole number"),
-        (Reply(200, {}), "$.total", "the document has nothing there"),
+        (
+            Reply(200, {"total": 1, "made": []}),
+            "",
+            r"the document is no list or whole number, but has one: "
+            r"--count-path '\$\.total or \$\.made', or path in \[effects\]",
+        ),
+        (Reply(200, {"total": True}), "$.total", r"\$\.total is no list or whole number$"),
+        (Reply(200, {"made": []}), "$.total", r"nothing is at \$\.total; .* '\$\.made'"),
+        (Reply(200, {}), "$.total", r"nothing is at \$\.total; the document is no list"),
     ],
 )
 def test_an_answer_that_counts_nothing_is_told(reply: Reply, path: str, message: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support.verified_apis import served_broken
+from tests.verify.json_server import Reply, serving
 
 from oncekey.verify.openapi_requests import (
     FoundRequests,
@@ -111,6 +112,14 @@ def test_a_file_that_is_no_openapi_document_is_refused(tmp_path: Path) -> None:
         load_document(write(tmp_path, {"a": 1}))
     with pytest.raises(OpenAPIProblem, match="not a usable OpenAPI document"):
         load_document(str(tmp_path / "missing.json"))
+
+
+def test_a_document_behind_credentials_is_to_be_saved() -> None:
+    with (
+        serving(lambda received: Reply(401, {})) as url,
+        pytest.raises(OpenAPIProblem, match="without credentials: save it, and give the file"),
+    ):
+        load_document(f"{url}/openapi.json")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.verify.keyed_server import (
 from tests.verify.probe_checks import assert_fault, verdict_on
 
 from oncekey.verify.probe import Probe
-from oncekey.verify.probes import lost_responses
+from oncekey.verify.probes import lost_responses, outcome_evidence
 from oncekey.verify.probes.lost_responses import Disconnect, LostResponse
 from oncekey.verify.target import Variant
 from oncekey.verify.verdict import Fault, Status
@@ -95,6 +95,24 @@ class StopsAndKeeps(StopsWithTheClient):
     frees_key = False
 
 
+class StoresTheBrokenConnection(KeyedServer):
+    """Fails to read the first slow request, whose client leaves, and stores that as its outcome."""
+
+    slow_key = ""
+
+    async def run_claimed(self, received: Received) -> Reply:
+        if received.body.get("until") != "left" or self.slow_key:
+            return await super().run_claimed(received)
+        self.slow_key = received.key
+        record = self.records[received.key] = Record()
+        await received.has_left.wait()
+        record.reply = Reply(400, b"the body could not be read")
+        return record.reply
+
+    async def until_left(self, received: Received) -> None:
+        """Later clients of this test stay."""
+
+
 def of_responses(server: KeyedServer) -> Ledger:
     return Ledger(server, sees_lost_responses=False)
 
@@ -147,6 +165,15 @@ def test_a_key_that_stays_blocked_without_an_effect_is_not_held_against_the_api(
     verdict = verdict_on(StopsAndKeeps, LEFT, **SLOW)
     assert verdict.status is Status.NOT_OBSERVABLE
     assert "--patience" in verdict.advice
+
+
+def test_a_stored_failure_of_the_broken_connection_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outcome_evidence, "FAILURE_SECONDS", 0.1)
+    verdict = verdict_on(StoresTheBrokenConnection, LEFT, **SLOW)
+    assert_fault(verdict, Fault.LOST_ON_DISCONNECT)
+    assert "every retry gets 400; under a new key the same request gets 201" in verdict.summary
 
 
 def test_operations_that_never_begin_without_their_client_show_nothing(

@@ -180,6 +180,13 @@ class Race(GuardedAPI):
         return self.records.setdefault(place, record).reply or record.reply
 
 
+class RaceWithoutComparison(Race):
+    """Compares no bodies either: another one gets what was stored."""
+
+    def fingerprint(self, account: str, asked: Asked) -> object:
+        return asked.path
+
+
 class MismatchEndsTheRunning(GuardedAPI):
     """Another body makes the running operation fail."""
 
@@ -229,6 +236,7 @@ def test_another_body_that_waits_and_is_refused_holds() -> None:
         (BodyNotCompared, Fault.BODY_NOT_COMPARED),
         (BodyIsPartOfKey, Fault.OTHER_BODY_RUN),
         (Race, Fault.RACE),
+        (RaceWithoutComparison, Fault.RACE),
         (MismatchFails, Fault.MISMATCH_DESTROYS_RECORD),
         (MismatchEndsTheRunning, Fault.MISMATCH_DESTROYS_RECORD),
         (KeyIgnored, Fault.KEY_IGNORED),

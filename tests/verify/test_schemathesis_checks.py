@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from examples.broken.payments import ALICE
+from tests.docs.pages import DOCS, files
 from tests.support.verified_apis import served_broken
 
 from oncekey.verify.profile import PROFILE_DEFAULT, STRIPE
@@ -24,7 +26,9 @@ def checks() -> Iterator[Any]:
 
     schemathesis_checks.configure()
     yield schemathesis_checks
-    schemathesis_checks.configure(profile=PROFILE_DEFAULT)
+    schemathesis_checks.configure(
+        profile=PROFILE_DEFAULT, strict=False, other_caller=None, effects=None
+    )
 
 
 def named(checks: Any, *names: str) -> list[Any]:
@@ -61,6 +65,7 @@ def test_a_fault_is_named_with_its_cause_and_its_curl_lines(checks: Any) -> None
     text = "\n".join(str(part) for part in _leaves(caught.value))
     assert "body-not-compared" in text
     assert "curl -i -X POST" in text
+    assert "How to mend it: Store a hash of method, path and body" in text
     assert ALICE not in text
 
 
@@ -92,6 +97,46 @@ def test_a_profile_may_leave_a_guarantee_out(checks: Any) -> None:
     checks.configure(profile=STRIPE)
     run_on("correct", named(checks, "idempotency_missing_key"))
     assert checks.verdicts() == {}
+
+
+def test_effects_are_counted_by_ids_if_nothing_else_is_said(checks: Any) -> None:
+    with pytest.raises(BaseException) as caught:
+        run_on("race", named(checks, "idempotency_concurrent_duplicates"))
+    assert "check-then-act race (race)" in str(_leaves(caught.value))
+
+
+def test_what_cannot_be_observed_passes_unless_the_checks_are_strict(checks: Any) -> None:
+    wanted = named(checks, "idempotency_slow_handler")
+    run_on("correct", wanted)
+    checks.configure(strict=True)
+    with pytest.raises(BaseException) as caught:
+        run_on("correct", wanted)
+    assert "not observable, because there is no slow request" in str(_leaves(caught.value))
+
+
+def test_a_request_that_breaks_the_schema_is_not_probed_with(checks: Any) -> None:
+    from schemathesis import GenerationMode
+
+    (check,) = named(checks, OTHER_BODY)
+    negative = SimpleNamespace(generation=SimpleNamespace(mode=GenerationMode.NEGATIVE))
+    header = SimpleNamespace(location=SimpleNamespace(value="header"), name="Idempotency-Key")
+    operation = SimpleNamespace(iter_parameters=lambda: [header])
+    case = SimpleNamespace(operation=operation, method="POST", meta=negative)
+    assert check(None, SimpleNamespace(status_code=201), case) is True
+    assert checks.verdicts() == {}
+
+
+def test_the_hooks_file_of_the_page_configures_the_checks(
+    checks: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    exec(files(DOCS / "how-to" / "verify-openapi.md")["hooks.py"], {})
+    run_on("correct", named(checks, "idempotency_slow_handler"))
+    (show,) = at_exit
+    show()
+    printed = capsys.readouterr().out
+    assert printed == "not observable  POST /payments  slow-handler  there is no slow request\n"
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -23,11 +23,12 @@ from tests.verify.sample_verification import (
 
 from oncekey.verify.exchange_chart import ROWS_MAX, draw, largest_round, shares
 from oncekey.verify.profile import IETF
+from oncekey.verify.recorded_exchange import Exchange, WireRequest, WireResponse
 from oncekey.verify.remedies import REMEDIES
 from oncekey.verify.report_html import headline, html_report
 from oncekey.verify.report_json import json_report
 from oncekey.verify.report_junit import junit_report
-from oncekey.verify.shown_exchange import story
+from oncekey.verify.shown_exchange import response_text, story
 from oncekey.verify.verdict import Fault, Guarantee, Violation, violated
 from oncekey.verify.verification import ProbeRecord
 
@@ -42,6 +43,23 @@ def test_no_report_shows_a_token_or_a_cookie() -> None:
         assert COOKIE not in report
     assert "&lt;Authorization of the caller&gt;" in reports[0]
     assert "session=...; HttpOnly" in reports[2]
+
+
+def test_a_short_token_is_not_taken_out_of_other_words() -> None:
+    request = WireRequest("POST", "/", (), b"", secrets=((b"Bearer a", "Authorization"),))
+    assert response_text(answered(request, b'{"who": "alice", "as": "Bearer a"}')) == (
+        '{"who": "alice", "as": "<Authorization>"}'
+    )
+
+
+def test_a_token_is_not_looked_for_in_the_name_that_took_its_place() -> None:
+    request = WireRequest("POST", "/", (), b"", secrets=((b"Bearer caller", "the caller"),))
+    text = response_text(answered(request, b"Bearer caller, caller"))
+    assert text == "<the caller>, <the caller>"
+
+
+def answered(request: WireRequest, body: bytes) -> Exchange:
+    return Exchange(request, WireResponse(200, (), body), "", "", 0.0, 0.1)
 
 
 def test_every_fault_has_a_remedy() -> None:

@@ -88,14 +88,14 @@ class UrlCounter:
         values = json_path.find(document, steps)
         if None not in steps:
             if not values:
-                raise CountFailed(f"{self.describe()}: the document has nothing there")
+                found = _not_countable(document, "", counts_numbers=not match)
+                raise CountFailed(f"{self.describe()}: nothing is at {self.path}; {found}")
             (value,) = values
             if isinstance(value, int) and not isinstance(value, bool) and not match:
                 return value
             if not isinstance(value, list):
-                raise CountFailed(
-                    f"{self.describe()}: there is no list, nor a whole number; name its place"
-                )
+                found = _not_countable(value, self.path, counts_numbers=not match)
+                raise CountFailed(f"{self.describe()}: {found}")
             values = value
         return sum(match in json.dumps(value, ensure_ascii=False) for value in values)
 
@@ -236,6 +236,21 @@ class ResponseIdCounter:
                 values = json_path.find(document, json_path.parse(place))
             if len(values) == 1 and isinstance(values[0], str | int):
                 yield place, str(values[0])
+
+
+def _not_countable(value: Any, path: str, *, counts_numbers: bool) -> str:
+    """Say that a value is no count, and what in it is one."""
+    countable = (int, list) if counts_numbers else (list,)
+    places = [
+        f"{path or '$'}.{name}"
+        for name, inner in (value.items() if isinstance(value, dict) else ())
+        if isinstance(inner, countable) and not isinstance(inner, bool)
+    ]
+    kinds = "list" if not counts_numbers else "list or whole number"
+    text = f"{path or 'the document'} is no {kinds}"
+    if not places:
+        return text
+    return f"{text}, but has one: --count-path '{' or '.join(places)}', or path in [effects]"
 
 
 async def _enough(

@@ -27,6 +27,7 @@ with needs("verify-openapi"):
     import schemathesis
     from hypothesis import HealthCheck, Phase, given, settings
     from schemathesis import GenerationMode
+    from schemathesis.core.errors import LoaderErrorKind
 
 # How many generated requests are tried until the API accepts one, and a second one to compare.
 OPENAPI_TRIES_MAX = 40
@@ -63,7 +64,13 @@ def load_document(document: str) -> Any:
             return schemathesis.openapi.from_url(document)
         return schemathesis.openapi.from_path(Path(document))
     except Exception as error:
-        raise OpenAPIProblem(f"{document} is not a usable OpenAPI document: {error}") from error
+        hint = ""
+        kind = getattr(error, "kind", None)
+        if kind in (LoaderErrorKind.HTTP_CLIENT_ERROR, LoaderErrorKind.HTTP_FORBIDDEN):
+            hint = "; it is fetched without credentials: save it, and give the file"
+        raise OpenAPIProblem(
+            f"{document} is not a usable OpenAPI document: {error}{hint}"
+        ) from error
 
 
 def choose_operation(schema: Any, name: str) -> Any:

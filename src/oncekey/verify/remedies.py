@@ -49,7 +49,7 @@ REMEDIES: Mapping[Fault, str] = {
     ),
     Fault.LOST_ON_DISCONNECT: (
         "Run the handler so that a client that leaves does not cancel it, and store the outcome "
-        "before the response is sent."
+        "before the response is sent. Do not store what only the broken connection made fail."
     ),
     Fault.STATUS_LOST: "Store the status with the body, and send both.",
     Fault.COOKIES_REPLAYED: (
@@ -86,7 +86,10 @@ REMEDIES: Mapping[Fault, str] = {
         "Parse the header as a String of RFC 9651 where it is quoted, and use what is inside the "
         "quotes, so that both forms are one key."
     ),
-    Fault.KEY_NOT_REQUIRED: "Answer a request without its key with 400 where the key is required.",
+    Fault.KEY_NOT_REQUIRED: (
+        "Answer a request without its key with 400. If the key is optional here by intent, leave "
+        "the check out: --skip missing-key."
+    ),
     Fault.WRONG_STATUS: (
         "Answer with the status of the profile, or run with the profile that the API follows."
     ),

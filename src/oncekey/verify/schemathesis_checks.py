@@ -1,7 +1,7 @@
 """Checks for schemathesis: the verifier's probes on every operation that takes a key.
 
 Importing this module registers one check per guarantee. A check runs once for an operation, on the
-first request that succeeded, over connections of its own; all other requests are left alone.
+first valid request that succeeded, over connections of its own; all other requests are left alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from oncekey.http.missing_dependency import needs
+from oncekey.verify.effect_counters import ResponseIdCounter
 from oncekey.verify.openapi_requests import key_header_of
 from oncekey.verify.probe import Budget, BudgetSpent, Limits, Probe, ProbeRun
 from oncekey.verify.probes import PROBES
 from oncekey.verify.profile import PROFILE_DEFAULT, Profile
 from oncekey.verify.raw_connection import Origin
-from oncekey.verify.recorded_exchange import curl_line
+from oncekey.verify.recorded_exchange import WireResponse, curl_line
+from oncekey.verify.remedies import REMEDIES
 from oncekey.verify.target import Caller, EffectCounter, RequestTemplate, Target, Variant
 from oncekey.verify.verdict import Status, Verdict, Violation, not_observable
 
@@ -36,6 +38,8 @@ _SENT_ANEW = {"content-length", "host", "connection", "user-agent", "accept-enco
 class CheckSettings:
     """What the checks cannot read from a request.
 
+    effects          how effects are counted; by default by ids in responses, if they have any
+    strict           True fails a check that could not be observed, and says what it needs
     key_header       the header for keys of every POST and PATCH whose document does not name it
     caller_headers   the names of headers that say who calls; reports hide their values
     """
@@ -45,6 +49,7 @@ class CheckSettings:
     other_caller: Caller | None = None
     bad_caller: Caller | None = None
     effects: EffectCounter | None = None
+    strict: bool = False
     key_header: str | None = None
     caller_headers: frozenset[str] = frozenset({"authorization", "cookie", "x-api-key"})
 
@@ -86,6 +91,8 @@ def _register(probe: Probe) -> Callable[[Any, Any, Any], bool | None]:
             header = _state.settings.key_header
         if header is None or not 200 <= response.status_code < 300:
             return True  # not about keys; True tells schemathesis that the check does not apply
+        if _breaks_the_schema(case):
+            return True  # accepted by chance; what is made from it may be refused
         if probe.guarantee in _state.settings.profile.leaves_out:
             return True
         target = _target(response, header)
@@ -98,12 +105,21 @@ def _register(probe: Probe) -> Callable[[Any, Any, Any], bool | None]:
             # Also for every later request of this operation: Hypothesis repeats a failing one, and
             # calls the operation flaky if it does not fail again.
             raise AssertionError(_message(verdict, str(target.origin)))
+        if verdict.status is Status.NOT_OBSERVABLE and _state.settings.strict:
+            raise AssertionError(
+                f"{verdict.guarantee.title}: not observable, because {verdict.summary}. "
+                f"{verdict.advice}"
+            )
         return True if known or verdict.status is Status.NOT_OBSERVABLE else None
 
     check.__name__ = check_name(probe)
     check.__doc__ = probe.guarantee.title
     schemathesis.check(check)
     return check
+
+
+def _breaks_the_schema(case: Any) -> bool:
+    return case.meta is not None and case.meta.generation.mode.is_negative
 
 
 def _target(response: Any, header: str) -> Target:
@@ -132,7 +148,16 @@ def _target(response: Any, header: str) -> Target:
         other_caller=settings.other_caller,
         bad_caller=settings.bad_caller,
         key_header=header,
-        effects=settings.effects,
+        effects=settings.effects or _id_counter(response),
+    )
+
+
+def _id_counter(response: Any) -> ResponseIdCounter | None:
+    """Return a counter by the id that this response has; None if it has none."""
+    lines = ((name, value) for name, values in response.headers.items() for value in values)
+    headers = tuple((name, value.encode("latin-1", "replace")) for name, value in lines)
+    return ResponseIdCounter().narrowed(
+        WireResponse(response.status_code, headers, response.content)
     )
 
 
@@ -157,6 +182,7 @@ def _message(verdict: Verdict, origin: str) -> str:
 def _violation_text(violation: Violation, origin: str) -> str:
     lines = [f"{violation.fault.title} ({violation.fault.slug}): {violation.what}"]
     lines.append(f"Likely cause: {violation.fault.cause}.")
+    lines.append(f"How to mend it: {REMEDIES[violation.fault]}")
     for exchange in violation.exchanges:
         lines.append(f"  {curl_line(exchange.request, origin)}")
         lines.append(f"    -> {exchange.outcome()}")

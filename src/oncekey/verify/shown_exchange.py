@@ -6,6 +6,7 @@ callers appear by name only, also where a response repeats them, and cookies wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from oncekey.verify.recorded_exchange import Exchange, WireRequest, curl_line
 SHOWN_RESPONSE_CHARS = 300
 _SEARCHED_BYTES = 16 * 1024
 _HIDDEN_VALUE = "..."
+# Something shorter, such as the token "a" of a test, is part of ordinary words too.
+_SECRET_MIN_CHARS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,16 @@ def response_headers(exchange: Exchange) -> tuple[str, ...]:
 
 
 def _without_secrets(text: str, request: WireRequest) -> str:
+    names: dict[str, str] = {}
     for secret, name in request.secrets:
         whole = secret.decode("utf-8")
         # A response may repeat a token without the word Bearer before it.
         for part in (whole, whole.rpartition(" ")[2]):
-            text = text.replace(part, f"<{name}>") if part else text
-    return text
+            if len(part) >= _SECRET_MIN_CHARS:
+                names.setdefault(part, name)
+    if not names:
+        return text
+    # All at once, the longest first, so that nothing is found in what took a secret's place.
+    longest_first = sorted(names, key=len, reverse=True)
+    found = re.compile("|".join(re.escape(part) for part in longest_first))
+    return found.sub(lambda match: f"<{names[match[0]]}>", text)

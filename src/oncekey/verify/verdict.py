@@ -109,7 +109,8 @@ class Fault(enum.Enum):
     LOST_ON_DISCONNECT = (
         "lost-on-disconnect",
         "the outcome is lost when the client leaves",
-        "the handler is cancelled, or its outcome is stored only after the response was sent",
+        "the handler is cancelled, its outcome is stored only after the response was sent, or the "
+        "failure of the broken connection is stored as the outcome",
     )
     STATUS_LOST = (
         "status-lost",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun
-from oncekey.verify.probes.known_outcome import is_busy
+from oncekey.verify.probes.known_outcome import is_busy, is_refusal
 from oncekey.verify.probes.outcome_evidence import (
     HOW_TO_COUNT_LOST,
     HOW_TO_GIVE_SLOW,
@@ -73,6 +73,11 @@ class Return:
     def is_blocked(self) -> bool:
         """True if the retry got no outcome from a server that had time for it."""
         return not self.retry.is_success and not is_busy(self.retry)
+
+    def is_refused(self, run: ProbeRun) -> bool:
+        """True if nothing was done, and the retry is told that the request itself is wrong."""
+        is_waiting = self.retry.status in run.profile.in_flight
+        return not self.effects and is_refusal(self.retry) and not is_waiting
 
 
 class LostResponse:
@@ -155,10 +160,30 @@ class Disconnect:
             found = _disconnect_fault(run, done)
             if found is not None:
                 return violated(self.guarantee, [found], n=len(returns) + 1, window=_where([done]))
+            if done.was_left and done.is_refused(run):
+                return await self._refused(run, done)
             returns.append(done)
             if done.was_left and done.is_blocked:
                 break
         return self._conclusion(returns, has_slow=slow is not None)
+
+    async def _refused(self, run: ProbeRun, done: Return) -> Verdict:
+        """Judge an operation without an effect whose retries are refused: is a new one too?"""
+        control = await run.operation(done.operation.variant)
+        alone = await last_answer(run, control.request(), "the same under a new key", failing=0.0)
+        if not alone.is_success:
+            return not_observable(
+                self.guarantee,
+                f"the request is refused under a new key too: {alone.outcome()}",
+                "Give a request that succeeds; --dry-run shows what is sent.",
+            )
+        what = (
+            f"the client left, nothing happened, and every retry gets {done.retry.outcome()}; "
+            f"under a new key the same request gets {alone.outcome()}"
+        )
+        shown = (done.left, done.retry, alone)
+        found = violation(Fault.LOST_ON_DISCONNECT, what, run, done.operation, shown)
+        return violated(self.guarantee, [found], n=1, window=_where([done]))
 
     def _conclusion(self, returns: list[Return], *, has_slow: bool) -> Verdict:
         blocked = [done for done in returns if done.was_left and done.is_blocked]

@@ -148,13 +148,18 @@ class OtherBodyDuring:
         if is_early or _is_own_run(run, first, during):
             after = run.other_request(plain.operation)
             assert after is not None
-            refused = await answer(run, after, "another body, after another request had ended")
-            if is_refusal(refused) and refused.status not in run.profile.in_flight:
+            late = await answer(run, after, "another body, after another request had ended")
+            then = ""
+            if is_refusal(late) and late.status not in run.profile.in_flight:
+                then = f"is refused with {late.outcome()}"
+            elif late.is_success and same_body(plain.first, late):
+                then = "gets that operation's response"
+            if then:
                 what = (
                     f"another body was run while the first request ran ({during.outcome()}); after "
-                    f"an operation has ended it is refused with {refused.outcome()}"
+                    f"an operation has ended it {then}"
                 )
-                return _violated(self.guarantee, Fault.RACE, what, first, during, refused)
+                return _violated(self.guarantee, Fault.RACE, what, first, during, late)
         last = during
         if during.status in run.profile.in_flight:
             last = await answer(run, during.request, "another body, after the first had ended")
