@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -132,3 +133,23 @@ def serve_app(
         env = {"GUARDED_FOLDER": name, **options.pop("env", {})}
         with server_type(app, cwd=ROOT, env=env, **options) as server:
             yield ServedApp(server, Path(name))
+
+
+def stop_server(app: ServedApp) -> None:
+    """Stop the server, and wait until it refuses connections."""
+    app.server.signal(signal.SIGTERM)
+    wait_until(lambda: _refuses(app), "the server takes no more connections")
+
+
+def _refuses(app: ServedApp) -> bool:
+    try:
+        app.connect().close()
+    except ConnectionError:
+        return True
+    return False
+
+
+def restart_server(app: ServedApp) -> None:
+    """Wait until a stopped server has ended, and start it again."""
+    assert app.server.wait(20) in (0, -signal.SIGTERM)
+    app.server.start()

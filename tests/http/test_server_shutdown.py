@@ -16,16 +16,20 @@ its lease is over, and stays so. With ONCEKEY_SOAK=1, both of Uvicorn's parsers 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.http.app_server import ServedApp, problem_code, serve_app
+from tests.http.app_server import (
+    ServedApp,
+    problem_code,
+    restart_server,
+    serve_app,
+    stop_server,
+)
 from tests.http.gated_request import APP, SERVERS, GatedRequest, check_outcome
 from tests.support.servers import require
-from tests.support.servers.processes import wait_until
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 LEAST = {name: 1 if name == "granian" else 0 for name in SERVERS}
@@ -47,25 +51,6 @@ def running(name: str, around: str, lease: str = "10s", **more: Any) -> Iterator
     env = {"GATED_KIND": around, "GUARDED_LEASE": lease}
     with serve_app(kind, APP, env=env, **options, **more) as made:
         yield made
-
-
-def refuses(app: ServedApp) -> bool:
-    try:
-        app.connect().close()
-    except ConnectionError:
-        return True
-    return False
-
-
-def stop_server(app: ServedApp) -> None:
-    """Stop the server, and wait until it refuses connections."""
-    app.server.signal(signal.SIGTERM)
-    wait_until(lambda: refuses(app), "the server takes no more connections")
-
-
-def restart_server(app: ServedApp) -> None:
-    assert app.server.wait(20) in (0, -signal.SIGTERM)
-    app.server.start()
 
 
 @pytest.mark.parametrize(("name", "around"), PATIENT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.background import BackgroundTask
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from tests.http.apps.call_log import CallLog, Receive, Send
 from tests.http.apps.starlette_app import FOLDER, POLL, effect, gate, make
 
 from oncekey.http.asgi import IdempotencyMiddleware
@@ -24,8 +25,6 @@ from oncekey.http.rules import Rule
 
 PARTS = 60
 PART = b"a part of it, and not the last one\n" * 30
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 
 async def reach_gate(request: Request) -> str:
@@ -124,27 +123,6 @@ RULES = [
     Rule("/risky", store_down="run"),
     Rule("*", max_response=3_000_000),
 ]
-
-
-class CallLog:
-    """Logs the key of each request that has begun or ended."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        log_key("begun", scope)
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            log_key("ended", scope)
-
-
-def log_key(log: str, scope: Any) -> None:
-    for name, value in scope.get("headers", ()):
-        if name.lower() == b"idempotency-key":
-            with (FOLDER / log).open("ab") as file:
-                file.write(value + b"\n")
 
 
 class WithoutLifespan:

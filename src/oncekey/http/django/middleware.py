@@ -21,6 +21,7 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once, Operations
 from oncekey.http import policy_document
 from oncekey.http.canonical_body import UnreadableBody
+from oncekey.http.django.cancellation_shield import shielded
 from oncekey.http.django.messages import (
     DjangoResponse,
     body_of,
@@ -68,7 +69,7 @@ class IdempotencyMiddleware:
     """Guards the requests that ONCEKEY["rules"] match; by default every POST and PATCH.
 
     It stands below AuthenticationMiddleware, which finds the caller. Under ASGI Django runs it in a
-    thread.
+    thread, and a client that leaves does not cancel what it has begun.
     """
 
     sync_capable = True
@@ -182,7 +183,8 @@ def idempotent(
 def respond(
     options: DjangoSettings, rule: Rule, alias: str | None, request: Any, call: Callable[[], Any]
 ) -> Any:
-    """Respond to a guarded request; `call` calls the view."""
+    """Respond to a guarded request; `call` calls the view. From its claim to its commit nothing
+    cancels it."""
     guard = options.guard.under(django_request(request).META.get("SCRIPT_NAME", ""))
     headers = headers_of(request)
     if guard.is_exempt(rule, headers):
@@ -209,14 +211,15 @@ def respond(
         finally:
             setattr(django_request(request), _ATTEMPT, None)
 
-    if alias is None:
-        return _to_send(guard.run(key, caller, data, call_app))
-    with transaction.atomic(using=alias):
-        operations = _joined_transaction(guard.once, alias)
-        response = guard.run(key, caller, data, _rolling_back(call_app, alias), operations)
-        if isinstance(response, FreshResponse) and not response.stored:
-            transaction.set_rollback(True, using=alias)
-    return _to_send(response)
+    with shielded():
+        if alias is None:
+            return _to_send(guard.run(key, caller, data, call_app))
+        with transaction.atomic(using=alias):
+            operations = _joined_transaction(guard.once, alias)
+            response = guard.run(key, caller, data, _rolling_back(call_app, alias), operations)
+            if isinstance(response, FreshResponse) and not response.stored:
+                transaction.set_rollback(True, using=alias)
+        return _to_send(response)
 
 
 def _to_send(response: FreshResponse[DjangoResponse] | Response) -> Any:
