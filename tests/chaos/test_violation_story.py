@@ -13,7 +13,7 @@ from tests.support.chaos.chaos_history import HistoryFile, merged, write_events
 from tests.support.chaos.invariant_rules import OBSERVED
 from tests.support.chaos.operation_history import read_history
 from tests.support.chaos.run_summary import explain
-from tests.support.chaos.violation_story import LINES_MAX, story
+from tests.support.chaos.violation_story import LINES_MAX, stories, story
 
 
 @pytest.fixture
@@ -41,6 +41,24 @@ def test_a_story_tells_the_events_of_the_key_and_the_faults_that_touched_it() ->
     assert "FAULT 1 begins: database killed (database)." in told
     assert "worker paused" not in told
     assert told.endswith("At the end its record is succeeded, attempt 1, fence 1000; effects: 1.")
+
+
+def test_several_violations_of_one_operation_are_one_story() -> None:
+    made = answered().effect(3.0, "e-2", 1_001).send(6.0, 3).reply(6.1, 3).record().finished()
+    history = read_history(sorted(made.events, key=lambda event: event["at"]))
+    (told,) = stories(made.violations(), history)
+    assert [line[:2] for line in told.splitlines()[:2]] == ["I1", "I2"]
+    assert told.count("A client sends request 3") == 1
+
+
+def test_faults_far_from_the_events_of_the_key_are_left_out_of_its_story() -> None:
+    made = answered().send(90.0, 3).reply(90.1, 3, 409, code="in-flight").record().finished()
+    made.fault(40.0, 41.0, "database frozen", "database")
+    made.fault(95.0, 96.0, "database killed", "database")
+    history = read_history(sorted(made.events, key=lambda event: event["at"]))
+    told = story(made.violations()[0], history)
+    assert "database frozen" not in told
+    assert "database killed" in told  # what is lost later is part of the story
 
 
 def test_a_long_story_is_cut_around_the_violation() -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from tests.support.chaos.chaos_history import Event, read_events, write_events
 from tests.support.chaos.chaos_plan import KINDS, ChaosOptions, make_plan
 from tests.support.chaos.chaos_run import run
-from tests.support.chaos.invariant_rules import Violation, check, first_of_each
+from tests.support.chaos.invariant_rules import Violation, check
 from tests.support.chaos.operation_history import RunHistory, read_history
 from tests.support.chaos.run_summary import as_text, explain, summarize
 from tests.support.chaos.run_timeline import page
 from tests.support.chaos.small_disk import enter_namespace
-from tests.support.chaos.violation_story import story
+from tests.support.chaos.violation_story import stories, story
 
 MODULE = "tests.support.chaos"
 FAULTS_PER_MINUTE = 22
@@ -108,7 +108,7 @@ def _stories(history: RunHistory, violations: list[Violation]) -> list[str]:
     if not violations:
         return []
     again = f"the same plan again: --seed {history.options.seed}, with the same options"
-    told = [f"\n{story(one, history)}" for one in first_of_each(violations)]
+    told = [f"\n{text}" for text in stories(violations, history)]
     return [explain(history, violations), again, *told]
 
 

@@ -22,6 +22,8 @@ LOSING_FAULTS: Final = (
     "standby promoted",
     "lagging standby promoted",
 )
+# For so long a commit may be lost that nobody has waited for.
+LOSS_SECONDS: Final = 30.0
 
 
 def summarize(run: RunHistory, violations: Sequence[Violation]) -> dict[str, Any]:
@@ -73,8 +75,8 @@ def explain(run: RunHistory, violations: Sequence[Violation]) -> str:
     after_loss = [one for one in violations if _follows_a_loss(one, run)]
     said = "; ".join(f"{level}: {reason}" for level, reason in run.guarantees)
     return (
-        f"{len(after_loss)} of {len(violations)} violations are of operations during which the "
-        f"database crashed or failed over. The store said of itself: {said or 'nothing'}."
+        f"{len(after_loss)} of {len(violations)} violations are of operations during or after "
+        f"which the database crashed or failed over. The store said of itself: {said or 'nothing'}."
     )
 
 
@@ -86,7 +88,8 @@ def _follows_a_loss(violation: Violation, run: RunHistory) -> bool:
     times += [event["at"] for event in operation.engine_events] + operation.published
     if not times:
         return False
-    return bool(run.faults_between(min(times), max(*times, violation.at), *LOSING_FAULTS))
+    end = max(times) + LOSS_SECONDS
+    return bool(run.faults_between(min(times), end, *LOSING_FAULTS))
 
 
 def as_text(summary: dict[str, Any]) -> str:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import jinja2
-from tests.support.chaos.invariant_rules import OBSERVED, Violation, first_of_each
+from tests.support.chaos.invariant_rules import OBSERVED, Violation
 from tests.support.chaos.operation_history import OperationHistory, RunHistory, Try
 from tests.support.chaos.run_summary import explain, summarize
-from tests.support.chaos.violation_story import story
+from tests.support.chaos.violation_story import stories
 
 BARS_MAX: Final = 400
 SLICES: Final = 40  # parts of the run, each of which has its share of bars
@@ -127,7 +127,7 @@ def page(run: RunHistory, violations: Sequence[Violation]) -> str:
         heights={"faults": len(tracks) * ROW, "chart": CHART, "bars": rows * BAR_ROW, "row": ROW},
         invariants=[(name, how, violated[name]) for name, how in OBSERVED.items()],
         violations=violations,
-        stories=[story(one, run) for one in first_of_each(violations)],
+        stories=stories(violations, run),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tests.support.chaos.chaos_history import Event
-from tests.support.chaos.invariant_rules import Violation
+from tests.support.chaos.invariant_rules import Violation, first_of_each
 from tests.support.chaos.operation_history import OperationHistory, RunHistory, Try
+from tests.support.chaos.run_summary import LOSING_FAULTS, LOSS_SECONDS
 
 AROUND_SECONDS: Final = 1.0
 LINES_MAX: Final = 40
@@ -16,21 +17,47 @@ _STATES: Final = {0: "absent", 1: "pending", 2: "succeeded", 3: "failed", 4: "un
 _SHARED: Final = ("database", "store network")
 
 
+def stories(violations: Sequence[Violation], run: RunHistory) -> list[str]:
+    """Return the stories of the first violation of each invariant; one for each operation."""
+    by_id: dict[str, list[Violation]] = {}
+    for one in first_of_each(violations):
+        by_id.setdefault(one.id, []).append(one)
+    return ["\n".join([*map(_head, same[:-1]), story(same[-1], run)]) for same in by_id.values()]
+
+
+def _head(violation: Violation) -> str:
+    return f"{violation.invariant} is violated for {violation.id or 'the run'}: {violation.text}."
+
+
 def story(violation: Violation, run: RunHistory) -> str:
     """Return the story of one violation, a sentence per line."""
-    head = f"{violation.invariant} is violated for {violation.id or 'the run'}: {violation.text}."
+    head = _head(violation)
     operation = run.operations.get(violation.id)
     if operation is None:
         return head
     told = sorted(_events(operation))
-    if told:
-        start, end = told[0][0] - AROUND_SECONDS, told[-1][0] + AROUND_SECONDS
-        touched = [one for one in run.faults_between(start, end) if _touches(one, operation)]
-        told = sorted([*told, *(line for fault in touched for line in _fault(fault))])
+    touched = [one for one in _near(run, told) if _touches(one, operation)]
+    told = sorted([*told, *(line for fault in touched for line in _fault(fault))])
     lines = [f"{at:9.3f} s  {text}" for at, text in told]
     if len(lines) > LINES_MAX:
         lines = _shortened(lines, [at for at, _ in told], violation.at)
     return "\n".join([head, f"Its level is {operation.level}.", *lines, _last(operation)])
+
+
+def _near(run: RunHistory, told: list[tuple[float, str]]) -> list[Event]:
+    """Return the faults near something that happened to the key, and the first loss after it."""
+    if not told:
+        return []
+    end = told[-1][0]
+    losses = run.faults_between(end, end + LOSS_SECONDS, *LOSING_FAULTS)[:1]
+    near = [
+        fault
+        for fault in run.faults
+        if any(
+            fault["at"] - AROUND_SECONDS <= at <= fault["until"] + AROUND_SECONDS for at, _ in told
+        )
+    ]
+    return near + [fault for fault in losses if fault not in near]
 
 
 def _shortened(lines: list[str], times: list[float], at: float) -> list[str]:
