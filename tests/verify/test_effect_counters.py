@@ -27,7 +27,7 @@ from oncekey.verify.effect_counters import (
     UrlCounter,
 )
 from oncekey.verify.raw_connection import Origin
-from oncekey.verify.recorded_exchange import Exchange, Headers
+from oncekey.verify.recorded_exchange import Exchange, Headers, WireResponse
 from oncekey.verify.target import Caller, CountFailed, EffectCounter, Operation
 from oncekey.verify.target_settings import split_url
 
@@ -280,19 +280,23 @@ def test_different_ids_are_different_effects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "headers", "place"),
+    ("body", "location", "place"),
     [
-        ('{"id": 1, "data": {"id": 2}}', (), "$.id"),
-        ('{"data": {"id": 2}}', (("Location", b"/c/1"),), "$.data.id"),
-        ("", (("location", b"/c/1"),), "header:Location"),
+        ('{"id": %d, "data": {"id": 2}}', "", "$.id"),
+        ('{"data": {"id": %d}}', "/c/%d", "$.data.id"),
+        ('{"id": "the same", "data": {"id": %d}}', "/c/%d", "$.data.id"),
+        ("", "/c/%d", "header:Location"),
     ],
 )
-def test_the_usual_places_of_ids_are_tried_in_order(
-    body: str, headers: Headers, place: str
-) -> None:
-    response = success(operation(), body, headers).response
-    assert response is not None
-    found = ResponseIdCounter().narrowed(response)
+def test_the_usual_places_of_ids_are_tried_in_order(body: str, location: str, place: str) -> None:
+    def response(number: int) -> WireResponse:
+        at = location.replace("%d", str(number))
+        headers: Headers = (("location", at.encode()),) if at else ()
+        exchange = success(operation(), body.replace("%d", str(number)), headers)
+        assert exchange.response is not None
+        return exchange.response
+
+    found = ResponseIdCounter().narrowed(response(1), response(2))
     assert found is not None
     assert found.places == (place,)
 

@@ -104,6 +104,7 @@ def plan_of(options: VerifyOptions, probes: Sequence[Probe]) -> VerifyPlan:
     told = FileSettings() if options.config is None else read_target_file(options.config)
     _overlay(told.target, options)
     generated = _generated(told.target)
+    _check_durations(told.target)
     target = told.target.target(generated=None if generated is None else generated.first)
     profile = PROFILES[options.profile or told.profile or PROFILE_DEFAULT.name]
     chosen = _chosen(probes, options.only or told.only, options.skip or told.skip, profile)
@@ -185,7 +186,7 @@ def _overlay_effects(told: TargetSettings, options: VerifyOptions) -> None:
     if any(ways):
         told.effects = EffectSettings(
             url=options.count_url,
-            command=tuple(shlex.split(options.count_command or "")),
+            command=_words("--count-command", options.count_command or ""),
             sql=options.count_sql,
             ids=options.count_id,
         )
@@ -200,6 +201,13 @@ def _overlay_effects(told: TargetSettings, options: VerifyOptions) -> None:
     effects.database = options.count_database or effects.database
     if options.count_header:
         effects.headers = _lines("--count-header", options.count_header)
+
+
+def _words(option: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageProblem(f"{option}: {error}") from error
 
 
 def _lines(option: str, texts: Sequence[str]) -> HeaderTexts:
@@ -255,6 +263,19 @@ def _chosen(
     if not chosen:
         raise UsageProblem("nothing is left to verify: look at --only, --skip and --profile")
     return chosen
+
+
+def _check_durations(told: TargetSettings) -> None:
+    """Raises ConfigurationError for durations of a file that the options would not take."""
+    ranges = {
+        "keep": (told.keep_seconds, KEEP_RANGE_US),
+        "slow": (told.slow_seconds, SLOW_RANGE_US),
+    }
+    for name, (seconds, (least, most)) in ranges.items():
+        if seconds is not None and not least <= 1_000_000 * seconds <= most:
+            raise ConfigurationError(
+                f"{name}: {seconds:g} s is not from {least / 1_000_000:g} to {most / 1_000_000:g} s"
+            )
 
 
 def _limits(options: VerifyOptions, told: FileSettings) -> Limits:

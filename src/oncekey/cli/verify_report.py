@@ -9,7 +9,7 @@ from pathlib import Path
 from oncekey.cli.output import Output
 from oncekey.cli.verify_options import VerifyPlan
 from oncekey.verify.first_request import FirstRequestFailed
-from oncekey.verify.observability import how_to_observe, missing_for
+from oncekey.verify.observability import far_counter, how_to_observe, missing_for
 from oncekey.verify.recorded_exchange import curl_line
 from oncekey.verify.remedies import remedy
 from oncekey.verify.shown_exchange import ShownEntry, story
@@ -64,7 +64,7 @@ def plan_data(plan: VerifyPlan) -> dict[str, object]:
         "format": 1,
         "dry_run": True,
         "request": example(target),
-        "asks_first": not target.origin.is_loopback,
+        "asks_first": not target.origin.is_loopback or far_counter(target) is not None,
         "profile": plan.profile.name,
         "max_requests": plan.limits.requests,
         "max_seconds": plan.limits.total_seconds,
@@ -185,7 +185,8 @@ def _print_entry(entry: ShownEntry, out: Output) -> None:
 def _effects(target: Target) -> str:
     if target.effects is None:
         return "not counted"
-    return f"counted by {target.effects.describe()}"
+    asks = "" if far_counter(target) is None else "  (asks first)"
+    return f"counted by {target.effects.describe()}{asks}"
 
 
 def _callers(target: Target) -> str:

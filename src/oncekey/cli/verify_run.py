@@ -22,6 +22,7 @@ from oncekey.verify.probe import Budget, Probe
 from oncekey.verify.report_html import html_report
 from oncekey.verify.report_json import json_report
 from oncekey.verify.report_junit import junit_report
+from oncekey.verify.observability import far_counter
 from oncekey.verify.target import Target, Variant
 from oncekey.verify.verdict import Status, Verdict
 from oncekey.verify.verification import Verification, verify
@@ -51,6 +52,8 @@ def run_verify(options: VerifyOptions) -> ExitCode:
     else:
         verify_report.print_verification(verification, out)
         verify_report.print_files([options.html, options.junit], out)
+    if verification.is_interrupted:
+        return ExitCode.INTERRUPTED
     is_unseen = options.strict and verification.count(Status.NOT_OBSERVABLE) > 0
     return ExitCode.UNHEALTHY if verification.is_violated or is_unseen else ExitCode.OK
 
@@ -75,6 +78,7 @@ async def _verify(plan: VerifyPlan, out: Output) -> Verification:
                 limits=plan.limits,
                 budget=budget,
                 on_probe=on_probe,
+                keep_if_cancelled=True,
             )
 
 
@@ -116,13 +120,18 @@ async def _shown_progress(
 
 def _ask_if_far(plan: VerifyPlan, options: VerifyOptions) -> None:
     """Raises UsageProblem unless somebody agrees that another host is sent all this."""
-    target = plan.target
-    if target.origin.is_loopback or options.yes:
+    if options.yes:
         return
-    what = (
-        f"up to {plan.limits.requests} requests, many of them with real effects and some wrong on "
-        f"purpose, would be sent to {target.origin}"
-    )
+    counted_at = far_counter(plan.target)
+    if not plan.target.origin.is_loopback:
+        what = (
+            f"up to {plan.limits.requests} requests, many of them with real effects and some wrong "
+            f"on purpose, would be sent to {plan.target.origin}"
+        )
+    elif counted_at is not None:
+        what = f"hundreds of requests, to count effects, would be sent to {counted_at}"
+    else:
+        return
     if not can_ask():
         raise UsageProblem(f"{what}: --yes agrees to that, --dry-run shows them")
     if not ask(f"{what[0].upper()}{what[1:]}. Go on?"):

@@ -65,7 +65,7 @@ class UrlCounter:
         if response.status != 200:
             raise CountFailed(f"{self.describe()}: the status is {response.status}, not 200")
         try:
-            document = json.loads(response.body)
+            document = json_path.document(response.body)
         except ValueError as error:
             raise CountFailed(f"{self.describe()}: the answer is not JSON") from error
         return self._number(document, fill(self.match, operation.values))
@@ -218,14 +218,19 @@ class ResponseIdCounter:
         """Return the id that a response tells, if it does."""
         return next((found for _, found in self._ids(response)), None)
 
-    def narrowed(self, response: WireResponse) -> ResponseIdCounter | None:
-        """Return a counter for the place where this response has its id; None without one."""
-        place = next((place for place, _ in self._ids(response)), None)
+    def narrowed(self, one: WireResponse, other: WireResponse) -> ResponseIdCounter | None:
+        """Return a counter for the first place where the responses of two operations have two ids.
+
+        None without one: an id that all operations have, such as that of an account, counts none.
+        """
+        ids = dict(self._ids(other))
+        places = (place for place, found in self._ids(one) if ids.get(place, found) != found)
+        place = next(places, None)
         return None if place is None else replace(self, places=(place,))
 
     def _ids(self, response: WireResponse) -> Iterator[tuple[str, str]]:
         try:
-            document = json.loads(response.body)
+            document = json_path.document(response.body)
         except ValueError:
             document = None
         for place in self.places:

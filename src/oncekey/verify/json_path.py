@@ -5,6 +5,7 @@ It knows the forms that name one place, or every element of a list: .name, ['a n
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -13,6 +14,14 @@ from oncekey.core.errors import ConfigurationError
 _STEP = re.compile(r"\.([\w-]+)|\['([^']*)'\]|\[(-?\d{1,9})\]|\[(\*)\]")
 
 Step = str | int | None
+
+
+def document(body: bytes) -> Any:
+    """Return a response's JSON. Raises ValueError, also for one that is nested too deeply."""
+    try:
+        return json.loads(body)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
 
 
 def parse(path: str) -> tuple[Step, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from oncekey.verify.effect_counters import UrlCounter
+from oncekey.verify.raw_connection import Origin
 from oncekey.verify.target import Target, Variant
 from oncekey.verify.verdict import Guarantee, Status, Verdict
 
@@ -62,6 +64,14 @@ NEEDS: Mapping[Guarantee, Need] = {
         is_met=lambda target: target.keep_seconds is not None,
     ),
 }
+
+
+def far_counter(target: Target) -> Origin | None:
+    """Return where effects are counted, if that is another machine than this one."""
+    counter = target.effects
+    if isinstance(counter, UrlCounter) and not counter.origin.is_loopback:
+        return counter.origin
+    return None
 
 
 def how_to_observe(verdict: Verdict, target: Target) -> str:

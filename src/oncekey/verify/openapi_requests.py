@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.http.missing_dependency import needs
-from oncekey.verify.probe import Budget, Limits, ProbeRun
+from oncekey.verify.probe import Budget, BudgetSpent, Limits, ProbeRun
 from oncekey.verify.profile import Profile
 from oncekey.verify.recorded_exchange import Exchange
 from oncekey.verify.target import KEY_HEADER_DEFAULT, RequestTemplate, Target, Variant
@@ -127,18 +127,25 @@ class GeneratedRequests:
         if none is accepted.
         """
         search = _Search(target, profile, limits, budget)
-        for template in self._valid:
-            if await search.is_accepted(template) and search.has_two_bodies:
-                break
+        rejected = None
+        try:
+            for template in self._valid:
+                if await search.is_accepted(template) and search.has_two_bodies:
+                    break
+            for template in await asyncio.to_thread(self._sample, GenerationMode.NEGATIVE):
+                if search.accepted and await search.is_rejected(template):
+                    rejected = template
+                    break
+        except BudgetSpent as spent:
+            if not search.accepted:
+                raise OpenAPIProblem(f"{search.why_none()}; {spent}") from spent
         if not search.accepted:
             raise OpenAPIProblem(search.why_none())
         variants = {Variant.MAIN: search.accepted[0]}
         if search.has_two_bodies:
             variants[Variant.OTHER_BODY] = search.accepted[-1]
-        for template in await asyncio.to_thread(self._sample, GenerationMode.NEGATIVE):
-            if await search.is_rejected(template):
-                variants[Variant.REJECTED] = template
-                break
+        if rejected is not None:
+            variants[Variant.REJECTED] = rejected
         return FoundRequests(variants, tuple(search.exchanges), self._note(search))
 
     def _note(self, search: _Search) -> str:

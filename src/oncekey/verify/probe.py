@@ -90,6 +90,7 @@ class ProbeRun:
         self.limits = limits
         self.budget = budget
         self.exchanges: list[Exchange] = []
+        self._bodies: dict[bytes, bytes] = {}
 
     def has(self, *variants: Variant) -> bool:
         """True if the target has a template for each of these."""
@@ -170,18 +171,21 @@ class ProbeRun:
         self.budget.spend()
         sent_at = time.monotonic()
         failure = f"the client left {after:g} s after it had sent its request"
+        response: WireResponse | None = None
         try:
-            async with await RawConnection.open(self.target.origin) as connection:
-                sent_at = await connection.send(request)
-                response: WireResponse | None = None
-                try:
-                    async with asyncio.timeout(after):
-                        response = await connection.read_response()
-                        failure = ""
-                except TimeoutError:
-                    connection.abort()
+            async with asyncio.timeout(after + self.limits.timeout):
+                async with await RawConnection.open(self.target.origin) as connection:
+                    sent_at = await connection.send(request)
+                    try:
+                        async with asyncio.timeout(after):
+                            response = await connection.read_response()
+                            failure = ""
+                    except TimeoutError:
+                        connection.abort()
         except ConnectionFailed as error:
-            response, failure = None, str(error)
+            failure = str(error)
+        except TimeoutError:
+            failure = f"not sent within {self.limits.timeout:g} s"
         return self._keep(request, response, failure, "left during the handler", sent_at)
 
     async def retry(self, request: WireRequest, note: str = "retry") -> Exchange:
@@ -218,7 +222,8 @@ class ProbeRun:
         failure = ""
         try:
             async with asyncio.timeout(self.limits.timeout):
-                async with await RawConnection.open(self.target.origin) as connection:
+                opened = RawConnection.open(self.target.origin, together=gate.parties)
+                async with await opened as connection:
                     await connection.send_all_but_last_byte(request)
                     await gate.wait()
                     sent_at = await connection.send_last_byte()
@@ -230,7 +235,12 @@ class ProbeRun:
             failure = "not sent: another connection of this round failed"
         except TimeoutError:
             failure = f"no response within {self.limits.timeout:g} s"
-        return Exchange(request, response, failure, note, sent_at, time.monotonic())
+        answered_at = time.monotonic()
+        if response is not None:
+            # A hundred replays of a large response are kept once.
+            body = self._bodies.setdefault(response.body, response.body)
+            response = replace(response, body=body)
+        return Exchange(request, response, failure, note, sent_at, answered_at)
 
     def _keep(
         self,

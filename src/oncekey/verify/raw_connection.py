@@ -24,6 +24,8 @@ with needs("verify"):
     import h11
 
 RESPONSE_MAX_BYTES = 64 * 1024 * 1024
+# Responses that are read at the same time share this, so that a hundred large ones fit in memory.
+RESPONSES_TOGETHER_MAX_BYTES = 256 * 1024 * 1024
 RESPONSE_HEAD_MAX_BYTES = 64 * 1024
 _READ_BYTES = 64 * 1024
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
@@ -74,28 +76,39 @@ class RawConnection:
     """A connection for one exchange; leave its context to close it."""
 
     def __init__(
-        self, origin: Origin, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        origin: Origin,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        max_bytes: int,
     ) -> None:
         self._origin = origin
         self._reader = reader
         self._writer = writer
         self._parser = h11.Connection(h11.CLIENT, RESPONSE_HEAD_MAX_BYTES)
         self._held = b""
-        self._raw = bytearray()
+        self._max_bytes = max_bytes
+        self._last_bytes = b""
         self._response: h11.Response | None = None
         self._body = bytearray()
         self._is_finished = False
 
     @classmethod
-    async def open(cls, origin: Origin, *, tls: ssl.SSLContext | None = None) -> Self:
-        """Connect. Raises ConnectionFailed."""
+    async def open(
+        cls, origin: Origin, *, tls: ssl.SSLContext | None = None, together: int = 1
+    ) -> Self:
+        """Connect. Raises ConnectionFailed.
+
+        `together` is the number of connections that read their responses at the same time.
+        """
         context = (tls or ssl.create_default_context()) if origin.scheme == "https" else None
         try:
             reader, writer = await asyncio.open_connection(origin.host, origin.port, ssl=context)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a UnicodeError for a name that cannot be one
             raise ConnectionFailed(f"cannot connect to {origin}: {error}") from error
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return cls(origin, reader, writer)
+        most = min(RESPONSE_MAX_BYTES, RESPONSES_TOGETHER_MAX_BYTES // together)
+        return cls(origin, reader, writer, most)
 
     async def __aenter__(self) -> Self:
         return self
@@ -178,7 +191,9 @@ class RawConnection:
                 parts.append(self._parser.send(h11.Data(data=request.body)))
             parts.append(self._parser.send(h11.EndOfMessage()))
         except h11.LocalProtocolError as error:
-            raise ConnectionFailed(f"this is no HTTP/1.1 request: {error}") from error
+            # The message may end with the value of a header, which may be a secret.
+            what = str(error).partition(" b'")[0].partition(' b"')[0]
+            raise ConnectionFailed(f"this is no HTTP/1.1 request: {what}") from None
         return b"".join(part or b"" for part in parts)
 
     async def _advance(self, most: int) -> None:
@@ -187,13 +202,15 @@ class RawConnection:
             data = await self._reader.read(most)
         except OSError as error:
             raise ConnectionFailed(f"the connection broke: {error}") from error
-        self._raw += data
+        self._last_bytes = (self._last_bytes + data)[-len(_LAST_CHUNK) :]
         try:
             self._parser.receive_data(data)
             self._take_events()
         except h11.RemoteProtocolError as error:
             if not data:
-                began = "in the middle of its response" if self._raw else "without a response"
+                began = (
+                    "in the middle of its response" if self._last_bytes else "without a response"
+                )
                 raise ConnectionFailed(f"the server closed the connection {began}") from error
             raise ConnectionFailed(f"the response is not HTTP/1.1: {error}") from error
 
@@ -204,8 +221,8 @@ class RawConnection:
                 self._response = event
             elif isinstance(event, h11.Data):
                 self._body += event.data
-                if len(self._body) > RESPONSE_MAX_BYTES:
-                    raise ConnectionFailed(f"the response is over {RESPONSE_MAX_BYTES} bytes")
+                if len(self._body) > self._max_bytes:
+                    raise ConnectionFailed(f"the response is over {self._max_bytes} bytes")
             elif isinstance(event, h11.EndOfMessage):
                 self._is_finished = True
             elif event is h11.NEED_DATA or event is h11.PAUSED:
@@ -227,7 +244,7 @@ class RawConnection:
             await self._read_one()
         if point is DropPoint.MID_BODY:
             return
-        while not self._is_finished and not self._raw.endswith(_LAST_CHUNK[:-1]):
+        while not self._is_finished and not self._last_bytes.endswith(_LAST_CHUNK[:-1]):
             await self._read_one()
 
     def _content_length(self) -> int | None:

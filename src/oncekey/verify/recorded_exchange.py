@@ -60,8 +60,14 @@ class WireResponse:
 
     @property
     def is_success(self) -> bool:
-        """True for a complete 2xx or 3xx response."""
-        return self.is_complete and 200 <= self.status < 400
+        """True for a complete 2xx, 302 or 303: these lead from a form to what was made. Every
+        other redirect asks for the same request elsewhere, and nothing was done."""
+        return self.is_complete and (200 <= self.status < 300 or self.status in (302, 303))
+
+    @property
+    def is_redirect(self) -> bool:
+        """True for a 3xx with the address of something else."""
+        return 300 <= self.status < 400 and self.header("location") is not None
 
 
 @dataclass(frozen=True, slots=True)

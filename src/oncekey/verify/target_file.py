@@ -179,8 +179,8 @@ def _request(table: _Table) -> RequestSettings:
     body = table.text("body")
     if "json" in table.content:
         try:
-            body = json.dumps(table.content["json"], ensure_ascii=False)
-        except TypeError as error:
+            body = json.dumps(table.content["json"], ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
             table.fail("json", f"JSON has no such value: {error}")
     named = table.text("body_file")
     if named is not None:

@@ -38,11 +38,14 @@ from oncekey.verify.target import (
 
 HeaderTexts = tuple[tuple[str, str], ...]
 
-# A header with one of these names says who calls.
-CREDENTIAL_HEADERS = frozenset(
-    {"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-auth-token"}
+# A header with one of these words in its name says who calls, or proves it.
+_CREDENTIAL_NAME = re.compile(
+    r"auth|cookie|token|secret|passw|credential|session|signature|api-?key|access-?key"
+    r"|subscription-key",
+    re.IGNORECASE,
 )
 _CONNECTIONS_OWN = frozenset({"host", "content-length", "transfer-encoding", "connection"})
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VARIABLE = re.compile(r"\$(?:\$|\{(\w+)\}|([A-Za-z_]\w*))")
 _PASSWORD = re.compile(r"(://[^:/@]*:)[^@]*@")
@@ -162,7 +165,7 @@ class TargetSettings:
         plain = []
         for name, text in headers:
             self._check_header(name)
-            if name.lower() in names | CREDENTIAL_HEADERS or _VARIABLE.search(text):
+            if name.lower() in names or is_credential(name) or _VARIABLE.search(text):
                 own.append((name, text))
             else:
                 plain.append((name, text))
@@ -175,8 +178,14 @@ class TargetSettings:
         if "main" in callers and "bad" not in callers:
             callers["bad"] = Caller(shown["bad"], _spoiled(callers["main"].headers))
         for caller in callers.values():
-            for name, _ in caller.headers:
+            for name, text in caller.headers:
                 self._check_header(name)
+                if _CONTROL.search(text):
+                    # The value is not repeated: it may be a token.
+                    raise ConfigurationError(
+                        f"{name} of the {caller.name}: its value has a line break, or another "
+                        "control character"
+                    )
         return callers, tuple(plain)
 
     def _check_header(self, name: str) -> None:
@@ -195,7 +204,7 @@ class TargetSettings:
     ) -> RequestTemplate:
         for name, _ in told.headers or ():
             self._check_header(name)
-            if name.lower() in CREDENTIAL_HEADERS:
+            if is_credential(name):
                 raise ConfigurationError(f"variant {kind}: {name} belongs to a caller")
         body = main.body if told.body is None else told.body
         if told.headers is not None:
@@ -239,6 +248,11 @@ class TargetSettings:
                     json_path.parse(place)
             return ResponseIdCounter(told.ids)
         return ResponseIdCounter()
+
+
+def is_credential(name: str) -> bool:
+    """True if a header of this name says who calls."""
+    return _CREDENTIAL_NAME.search(name) is not None
 
 
 def split_url(url: str) -> tuple[Origin, str]:
@@ -293,10 +307,10 @@ def _with_content_type(headers: HeaderTexts, body: str) -> HeaderTexts:
 
 def _spoiled(headers: HeaderTexts) -> HeaderTexts:
     """Return the headers with credentials that nobody has; a scheme such as Bearer stays."""
-    found = {name.lower() for name, _ in headers} & CREDENTIAL_HEADERS
+    some_are_named_so = any(is_credential(name) for name, _ in headers)
     return tuple(
         (name, f"{text.split()[0]} {_BAD_VALUE}" if len(text.split()) == 2 else _BAD_VALUE)
-        if not found or name.lower() in found
+        if not some_are_named_so or is_credential(name)
         else (name, text)
         for name, text in headers
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class ProbeRecord:
 class Verification:
     """What the probes of one run found, in their order.
 
-    requests   how many requests were sent
+    requests         how many requests were sent
+    is_interrupted   True if it was cancelled, and what is not there was not looked at
     """
 
     target: Target
@@ -36,6 +38,7 @@ class Verification:
     began_at: datetime
     seconds: float
     requests: int
+    is_interrupted: bool = False
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -58,26 +61,39 @@ async def verify(
     limits: Limits | None = None,
     budget: Budget | None = None,
     on_probe: Callable[[Probe, Verdict | None], None] = lambda probe, verdict: None,
+    keep_if_cancelled: bool = False,
 ) -> Verification:
     """Run the probes one after the other.
 
     `on_probe` is called with each probe before it begins, and again with its verdict. Who shows
-    progress gives the `budget`, and reads from it how much was sent.
+    progress gives the `budget`, and reads from it how much was sent. With `keep_if_cancelled` a
+    cancellation ends the probes, and what was found until then is returned.
     """
     limits = limits or Limits()
     began_at, began = datetime.now(UTC), time.monotonic()
     budget = budget or limits.budget()
-    records = []
-    for probe in probes:
-        if probe.guarantee in profile.leaves_out:
-            continue
-        on_probe(probe, None)
-        record = await _record(probe, ProbeRun(target, profile, limits, budget))
-        records.append(record)
-        on_probe(probe, record.verdict)
+    records: list[ProbeRecord] = []
+    chosen = [probe for probe in probes if probe.guarantee not in profile.leaves_out]
+    is_interrupted = False
+    try:
+        for probe in chosen:
+            on_probe(probe, None)
+            record = await _record(probe, ProbeRun(target, profile, limits, budget))
+            records.append(record)
+            on_probe(probe, record.verdict)
+    except asyncio.CancelledError:
+        if not keep_if_cancelled:
+            raise
+        is_interrupted = True
+        records += [_not_run(probe) for probe in chosen[len(records) :]]
     sent = limits.requests - budget.requests_left
     took = time.monotonic() - began
-    return Verification(target, profile, tuple(records), began_at, took, sent)
+    return Verification(target, profile, tuple(records), began_at, took, sent, is_interrupted)
+
+
+def _not_run(probe: Probe) -> ProbeRecord:
+    verdict = not_observable(probe.guarantee, "it was interrupted", "Run it again, to the end.")
+    return ProbeRecord(verdict, (), 0.0)
 
 
 async def _record(probe: Probe, run: ProbeRun) -> ProbeRecord:

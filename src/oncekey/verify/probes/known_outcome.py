@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oncekey.verify import json_path
 from oncekey.verify.probe import ProbeRun
 from oncekey.verify.recorded_exchange import Exchange, WireRequest
 from oncekey.verify.target import CountFailed, Operation, Variant
@@ -248,7 +249,7 @@ def _ids(exchange: Exchange) -> Iterator[tuple[str, str]]:
     if location is not None:
         yield "location", location
     try:
-        document = json.loads(exchange.response.body)
+        document = json_path.document(exchange.response.body)
     except ValueError:
         return
     yield from _ids_in(document, "")
