@@ -18,11 +18,11 @@ from oncekey.cli.redact import remember_secret
 from oncekey.cli.verify_options import VerifyOptions, VerifyPlan, plan_of
 from oncekey.verify import probes
 from oncekey.verify.first_request import FirstRequestFailed, try_first_request
+from oncekey.verify.observability import far_counter
 from oncekey.verify.probe import Budget, Probe
 from oncekey.verify.report_html import html_report
 from oncekey.verify.report_json import json_report
 from oncekey.verify.report_junit import junit_report
-from oncekey.verify.observability import far_counter
 from oncekey.verify.target import Target, Variant
 from oncekey.verify.verdict import Status, Verdict
 from oncekey.verify.verification import Verification, verify

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -105,17 +105,19 @@ class ProbeRun:
             return made
         return replace(made, before=await counter.count(made, ()))
 
-    def other_request(self, operation: Operation) -> WireRequest | None:
+    def other_request(
+        self, operation: Operation, values: Mapping[str, str] | None = None
+    ) -> WireRequest | None:
         """Return a valid request that asks for something else under the same key.
 
         It is the template OTHER_BODY where there is one; else the same template with new values
         for its placeholders, or with a number in its JSON body one larger. None if none of these
-        gives another body.
+        gives another body. Who wants to know the new values gives them.
         """
         first = operation.request()
         if self.has(Variant.OTHER_BODY):
             return operation.request(variant=Variant.OTHER_BODY)
-        renewed = operation.request(values=new_values(operation.key))
+        renewed = operation.request(values=values or new_values(operation.key))
         if renewed.body != first.body and renewed.path == first.path:
             return renewed
         changed = other_body(first.body.decode("utf-8"))

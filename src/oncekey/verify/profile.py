@@ -26,6 +26,8 @@ class Profile:
     strict_key          True if a key in two lines or with other characters than ASCII is malformed
     replay_header       name and value of the header that marks a replay, if it has one
     replays_headers     True if a replay has the first response's headers, and not only its body
+    exact_body          True if a replay has the first body's bytes; else it may tell in a member
+                        of its JSON that it is a replay, or which request it answers
     quoted_equals_bare  True if "k" and k must be one key; False if only one form is expected
     mismatch_first      True if a mismatch must be told while the first request is still running
     keeps_server_errors True if a 5xx of the handler is stored and replayed, False if it may be
@@ -45,6 +47,7 @@ class Profile:
     strict_key: bool = True
     replay_header: tuple[str, str] | None = None
     replays_headers: bool = True
+    exact_body: bool = False
     quoted_equals_bare: bool = False
     mismatch_first: bool = True
     keeps_server_errors: bool | None = None
@@ -110,6 +113,7 @@ ONCEKEY = Profile(
     key_max=255,
     replay_header=("X-Idempotency-Replayed", "true"),
     quoted_equals_bare=True,
+    exact_body=True,
     # A 5xx is stored unless the operation is declared to be safe to retry: both may be met.
     keeps_server_errors=None,
 )

@@ -119,6 +119,13 @@ REMEDIES: Mapping[Fault, str] = {
         "Refuse a key that is longer than its column with 400; store long keys by a hash of the "
         "whole key."
     ),
+    Fault.KEY_CASE_IGNORED: (
+        "Store keys in a column that compares bytes: a binary collation, or a hash of the key."
+    ),
+    Fault.REFUSED_BUT_RUN: (
+        "Check key and request before anything else, and end there if they are refused: the "
+        "handler must not have begun."
+    ),
     Fault.EXPIRED_EARLY: (
         "Keep keys for as long as is published: look at the eviction policy of the cache, the "
         "clean-up job, and from when the time is counted."

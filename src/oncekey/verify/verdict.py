@@ -177,6 +177,16 @@ class Fault(enum.Enum):
         "long keys are cut",
         "two keys that begin alike are one, so one of two operations is lost",
     )
+    KEY_CASE_IGNORED = (
+        "key-case-ignored",
+        "keys are compared without regard to case",
+        "two keys that differ in case are one, so one of two operations is lost",
+    )
+    REFUSED_BUT_RUN = (
+        "refused-but-run",
+        "a refused request has its effect all the same",
+        "the handler runs before the check that refuses, or beside it",
+    )
     KEY_FORMS_DIFFER = (
         "key-forms-differ",
         "quoted and bare form are two keys",

@@ -9,11 +9,12 @@ from oncekey.verify.probe import ProbeRun
 from oncekey.verify.probes.known_outcome import (
     answer,
     failed_server,
+    had_effect,
     is_marked,
     is_refusal,
     is_server_failure,
     other_ids,
-    same_body,
+    same_content,
 )
 from oncekey.verify.recorded_exchange import Exchange
 from oncekey.verify.target import Operation
@@ -44,10 +45,18 @@ class Findings:
         return len(self.violations) + len(self.refused) + len(self.fine)
 
 
-def is_said(
-    run: ProbeRun, told: Exchange, shown: Sequence[Exchange], name: str, findings: Findings
+async def is_said(
+    run: ProbeRun,
+    told: Exchange,
+    shown: Sequence[Exchange],
+    name: str,
+    findings: Findings,
+    operation: Operation | None = None,
 ) -> bool:
-    """Note a key that was not accepted; False if it was, and its meaning has to be seen."""
+    """Note a key that was not accepted; False if it was, and its meaning has to be seen.
+
+    `operation` is what was refused, if nothing else can have had its effect.
+    """
     wanted = run.profile.bad_key
     if told.is_success:
         return False
@@ -55,6 +64,9 @@ def is_said(
         findings.violations.append(failed_server(told, shown))
     elif not is_refusal(told):
         findings.unseen.append(f"{name}: {told.outcome()}")
+    elif operation is not None and await had_effect(run, operation):
+        what = f"{name} is refused with {told.outcome()}, and the request had its effect"
+        findings.add(Fault.REFUSED_BUT_RUN, what, *shown, told)
     elif wanted and told.status not in wanted:
         statuses = " or ".join(map(str, sorted(wanted)))
         what = f"{name} is refused with {told.outcome()}, where the profile says {statuses}"
@@ -71,16 +83,16 @@ def is_one_key(run: ProbeRun, first: Exchange, other: Exchange, elsewhere: Excha
     """
     if is_refusal(other) or is_marked(run, other):
         return True
-    if not (other.is_success and same_body(first, other)):
+    if not (other.is_success and same_content(first, other)):
         return False
-    return None if same_body(first, elsewhere) else True
+    return None if same_content(first, elsewhere) else True
 
 
 def is_same_outcome(run: ProbeRun, first: Exchange, later: Exchange) -> bool:
     """True if the later answer is the first one's outcome."""
     if not later.is_success or other_ids(first, later):
         return False
-    return is_marked(run, later) or same_body(first, later)
+    return is_marked(run, later) or same_content(first, later)
 
 
 async def send_key(

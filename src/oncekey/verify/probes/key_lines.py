@@ -25,7 +25,7 @@ async def check_two_lines(run: ProbeRun, findings: Findings) -> None:
     keys = [run.target.key_text(each.key).encode("ascii") for each in (operation, second)]
     both = operation.request().with_lines(header, keys)
     first = await answer(run, both, "two lines with different keys")
-    if is_said(run, first, (), "two lines", findings):
+    if await is_said(run, first, (), "two lines", findings, operation):
         return
     shown = [first]
     for name, key in zip(("first", "second"), keys, strict=True):
@@ -58,7 +58,7 @@ async def check_line_twice(run: ProbeRun, findings: Findings) -> None:
     operation = await run.operation()
     key = run.target.key_text(operation.key).encode("ascii")
     first = await send_key(run, operation, [key, key], "the same line twice")
-    if is_said(run, first, (), "the same line twice", findings):
+    if await is_said(run, first, (), "the same line twice", findings, operation):
         return
     told, ran = await _alone(run, operation, first, operation.request(), "the same line once")
     if ran:

@@ -22,6 +22,8 @@ from oncekey.verify.probes.known_outcome import (
     known_outcome,
     other_ids,
     same_body,
+    same_content,
+    same_ids,
 )
 from oncekey.verify.recorded_exchange import Exchange, WireRequest
 from oncekey.verify.target import Caller, Variant
@@ -314,18 +316,22 @@ async def _under_new_key(run: ProbeRun, request: WireRequest, note: str) -> Exch
 
 
 def _is_other_response(run: ProbeRun, known: KnownOutcome, other: Exchange) -> bool:
-    """True if a request succeeded with a response of its own."""
-    return other.is_success and not same_body(known.first, other) and not is_marked(run, other)
+    """True if a request succeeded with a response of its own: nothing in it is the first one's."""
+    if not other.is_success or is_marked(run, other):
+        return False
+    return not same_content(known.first, other) and not same_ids(known.first, other)
 
 
 def _is_replay(run: ProbeRun, known: KnownOutcome, other: Exchange, control: Exchange) -> bool:
     """True if it is certain that another request got the first one's response: the response is
-    marked, or has its bytes although a run of its own gives others."""
+    marked, or has its content or its ids although a run of its own gives others."""
     if not other.is_success:
         return False
     if is_marked(run, other):
         return True
-    return same_body(known.first, other) and not same_body(control, other)
+    if same_content(known.first, other) and not same_content(control, other):
+        return True
+    return same_ids(known.first, other) and other_ids(control, other)
 
 
 PROBES = (OtherPath(), OtherCaller(), BadCredentials())

@@ -18,6 +18,7 @@ from oncekey.verify.probes.known_outcome import (
     answer,
     confirmed,
     failed_server,
+    had_effect,
     is_busy,
     is_refusal,
     is_server_failure,
@@ -25,6 +26,7 @@ from oncekey.verify.probes.known_outcome import (
     later_answer,
     same_body,
 )
+from oncekey.verify.recorded_exchange import Exchange
 from oncekey.verify.target import Operation
 from oncekey.verify.verdict import (
     Fault,
@@ -41,12 +43,12 @@ LONG_KEY_CHARACTERS = 255
 
 
 class KeySyntax:
-    """Sends keys in both forms, in two lines, empty, too long, and with characters beyond ASCII."""
+    """Sends keys in both forms, in two lines, empty, long, in mixed case, and beyond ASCII."""
 
     guarantee: ClassVar = Guarantee.KEY_SYNTAX
     sends: ClassVar = (
-        "keys quoted and bare, in two lines, empty, of 255 and 256 characters and not in ASCII, "
-        "with retries of those that are accepted: up to 30 requests"
+        "keys quoted and bare, in two lines, empty, of 255 and 256 characters, in mixed case and "
+        "not in ASCII, with retries of those that are accepted: up to 34 requests"
     )
 
     async def run(self, run: ProbeRun) -> Verdict:
@@ -65,6 +67,7 @@ class KeySyntax:
             await check_line_twice(run, findings)
         await _check_empty(run, known, findings)
         await _check_long(run, known, findings)
+        await _check_case(run, known, findings)
         await _check_not_ascii(run, findings)
         if findings.violations:
             return violated(self.guarantee, findings.violations, n=findings.count, window=SEQUENCE)
@@ -101,7 +104,8 @@ class MissingKey:
         known = await known_outcome(run, self.guarantee)
         if isinstance(known, Verdict):
             return known
-        told = await send_key(run, await run.operation(), [], "no key")
+        operation = await run.operation()
+        told = await send_key(run, operation, [], "no key")
         shown = (*known.shown, told)
         if is_server_failure(told):
             return violated(self.guarantee, [failed_server(told, known.shown)], n=1)
@@ -114,6 +118,9 @@ class MissingKey:
                 f"a request without a key was answered with {told.outcome()}",
                 HOW_TO_BE_ANSWERED,
             )
+        elif await had_effect(run, operation):
+            what = f"a request without a key is refused ({told.outcome()}), and had its effect"
+            fault = Fault.REFUSED_BUT_RUN
         elif told.status in run.profile.missing_key:
             return holds(
                 self.guarantee,
@@ -139,7 +146,7 @@ async def _check_forms(run: ProbeRun, known: KnownOutcome, findings: Findings) -
     note = f"the same key, {name}"
     later = await later_answer(run, known.operation, known.first, request, note)
     told = later.exchange
-    if is_said(run, told, known.shown, f"the {name} form", findings):
+    if await is_said(run, told, known.shown, f"the {name} form", findings):
         return
     if later.ran_again:
         what = f"the same key in its {name} form was run as another one: {later.ran_again}"
@@ -150,7 +157,8 @@ async def _check_forms(run: ProbeRun, known: KnownOutcome, findings: Findings) -
 
 async def _check_empty(run: ProbeRun, known: KnownOutcome, findings: Findings) -> None:
     """An empty key is refused, or is no key; as a key it would be everybody's."""
-    first = await send_key(run, await run.operation(), [b""], "an empty key")
+    operation = await run.operation()
+    first = await send_key(run, operation, [b""], "an empty key")
     if is_refusal(first):
         other = run.other_request(known.operation)
         mismatch = None if other is None else await answer(run, other, "another body, same key")
@@ -158,7 +166,7 @@ async def _check_empty(run: ProbeRun, known: KnownOutcome, findings: Findings) -
             what = f"an empty key is one that was used before: {first.outcome()}, as for a mismatch"
             findings.add(Fault.KEY_ACCEPTED, what, *known.shown, mismatch, first)
             return
-    if is_said(run, first, (), "an empty key", findings):
+    if await is_said(run, first, (), "an empty key", findings, operation):
         return
     second = await send_key(run, await run.operation(), [b""], "an empty key, another request")
     is_one = is_one_key(run, first, second, known.first)
@@ -186,33 +194,66 @@ async def _check_long(run: ProbeRun, known: KnownOutcome, findings: Findings) ->
     longest = run.profile.key_max or LONG_KEY_CHARACTERS
     operation = await run.operation()
     name = f"a key of {longest} characters"
-    first = await send_key(run, operation, [_long_key(run, operation, longest)], name)
+    long_key = _long_key(operation, longest)
+    first = await _send_text(run, operation, long_key, name)
     if run.profile.key_max is not None and is_refusal(first):
         what = f"{name} is refused with {first.outcome()}"
         findings.add(Fault.KEY_REFUSED, what, first)
         return
-    if not is_said(run, first, (), name, findings):
+    if not await is_said(run, first, (), name, findings, operation) and await _is_own_key(
+        run, known, findings, first, f"{long_key[:-1]}z", name
+    ):
         findings.fine.append(name)
     name = f"a key of {longest + 1} characters"
-    operation, second = await run.operation(), await run.operation()
-    long_key = _long_key(run, operation, longest + 1)
-    first = await send_key(run, operation, [long_key], name)
-    if is_said(run, first, (), name, findings):
+    operation = await run.operation()
+    long_key = _long_key(operation, longest + 1)
+    first = await _send_text(run, operation, long_key, name)
+    if await is_said(run, first, (), name, findings, operation):
         return
-    # The same beginning and another end, before the closing quote.
-    end = len(long_key) - 2 if run.target.quoted_key else len(long_key) - 1
-    other_key = long_key[:end] + b"z" + long_key[end + 1 :]
-    told = await send_key(run, second, [other_key], f"{name}, with another last one")
+    if not await _is_own_key(run, known, findings, first, f"{long_key[:-1]}z", name):
+        return
+    if run.profile.key_max is not None:
+        findings.add(Fault.KEY_ACCEPTED, f"{name} is accepted ({first.outcome()})", first)
+    else:
+        findings.fine.append(name)
+
+
+async def _check_case(run: ProbeRun, known: KnownOutcome, findings: Findings) -> None:
+    """Two keys that differ in case are two keys. They are no UUIDs, whose case means nothing."""
+    operation = await run.operation()
+    key, name = f"Key-{operation.key}", "a key in mixed case"
+    first = await _send_text(run, operation, key, name)
+    if await is_said(run, first, (), name, findings, operation):
+        return
+    fault = Fault.KEY_CASE_IGNORED
+    if await _is_own_key(run, known, findings, first, key.swapcase(), name, fault):
+        findings.fine.append(name)
+
+
+async def _is_own_key(
+    run: ProbeRun,
+    known: KnownOutcome,
+    findings: Findings,
+    first: Exchange,
+    other_key: str,
+    name: str,
+    fault: Fault = Fault.KEY_TRUNCATED,
+) -> bool:
+    """True if a key that is almost the same is another one; else it is noted what it is."""
+    differs = "case" if fault is Fault.KEY_CASE_IGNORED else "its last character"
+    note = f"{name}, another one that differs in {differs}"
+    told = await _send_text(run, await run.operation(), other_key, note)
     is_one = is_one_key(run, first, told, known.first)
     if is_busy(told) or is_one is None:
         findings.unseen.append(f"what {name} means")
     elif is_one:
-        what = f"two keys that differ in their character {longest + 1} are one key"
-        findings.add(Fault.KEY_TRUNCATED, f"{what}: {told.outcome()}", first, told)
-    elif run.profile.key_max is not None:
-        findings.add(Fault.KEY_ACCEPTED, f"{name} is accepted ({first.outcome()})", first)
-    else:
-        findings.fine.append(name)
+        what = f"{name}, and another one that differs in {differs}, are one key"
+        findings.add(fault, f"{what}: {told.outcome()}", first, told)
+    return is_one is False and not is_busy(told)
+
+
+async def _send_text(run: ProbeRun, operation: Operation, key: str, note: str) -> Exchange:
+    return await send_key(run, operation, [run.target.key_text(key).encode("ascii")], note)
 
 
 async def _check_not_ascii(run: ProbeRun, findings: Findings) -> None:
@@ -220,7 +261,7 @@ async def _check_not_ascii(run: ProbeRun, findings: Findings) -> None:
     operation = await run.operation()
     key = run.target.key_text(f"clé-{operation.key}").encode()
     first = await send_key(run, operation, [key], "a key that is not ASCII")
-    if is_said(run, first, (), "a key that is not ASCII", findings):
+    if await is_said(run, first, (), "a key that is not ASCII", findings, operation):
         return
     if run.profile.strict_key:
         what = f"a key that is not ASCII is accepted ({first.outcome()})"
@@ -229,8 +270,8 @@ async def _check_not_ascii(run: ProbeRun, findings: Findings) -> None:
         findings.fine.append("a key that is not ASCII")
 
 
-def _long_key(run: ProbeRun, operation: Operation, length: int) -> bytes:
-    return run.target.key_text((operation.key + "-" + "x" * length)[:length]).encode("ascii")
+def _long_key(operation: Operation, length: int) -> str:
+    return (operation.key + "-" + "x" * length)[:length]
 
 
 PROBES = (KeySyntax(), MissingKey())

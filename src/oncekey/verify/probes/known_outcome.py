@@ -8,7 +8,6 @@ benefit of the doubt: who is busy is asked again, and a fault counts only if it 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,11 @@ SETTLE_PAUSE_SECONDS = 0.2
 QUIET_SECONDS = 0.5
 # Answers that say nothing about keys: who calls, or how much, is not in order.
 BESIDE_THE_POINT = frozenset({401, 403, 407, 408, 421, 425, 429})
+
+# A member of JSON with one of these in its name is about the message that carries it.
+_WORDS_OF_MESSAGE = frozenset(
+    {"request", "trace", "correlation", "replay", "idempoten", "cached", "duplicate"}
+)
 
 SEQUENCE = "one request after the other"
 
@@ -175,6 +179,28 @@ def same_body(one: Exchange, other: Exchange) -> bool:
     return one.response.body == other.response.body
 
 
+def same_content(one: Exchange, other: Exchange) -> bool:
+    """True if both have the same bytes, or the same JSON but for members that tell about the
+    message: whether it is a replay, and which request it answers."""
+    return same_body(one, other) or bool(members_of_message(one, other))
+
+
+def members_of_message(one: Exchange, other: Exchange) -> list[str]:
+    """Return the names of members about the message in which two JSON bodies differ; none if the
+    bodies differ in anything else, or in nothing."""
+    if one.response is None or other.response is None:
+        return []
+    try:
+        first = json_path.document(one.response.body)
+        second = json_path.document(other.response.body)
+    except ValueError:
+        return []
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return []
+    names = {name for name in first | second if first.get(name) != second.get(name)}
+    return sorted(names) if all(map(_is_of_message, names)) else []
+
+
 def other_ids(one: Exchange, other: Exchange) -> bool:
     """True if the responses tell of two things: an id, or a Location, that is not the same."""
     if not one.is_success or not other.is_success:
@@ -201,6 +227,17 @@ async def effects_of(run: ProbeRun, operation: Operation) -> int | None:
         return effects if await run.effects(operation) == effects else None
     except CountFailed:
         return None  # most of what is probed here can be seen from responses
+
+
+async def had_effect(run: ProbeRun, operation: Operation) -> bool:
+    """True if it is certain that an operation had its effect."""
+    try:
+        effects = await run.effects(operation)
+    except CountFailed:
+        return False
+    if not effects or effects < 0:
+        return False
+    return bool(await effects_of(run, operation))
 
 
 async def lost_outcome(run: ProbeRun, known: KnownOutcome, note: str) -> Exchange | None:
@@ -262,7 +299,11 @@ def _ids_in(document: Any, path: str) -> Iterator[tuple[str, str]]:
         return
     for name, value in document.items():
         is_id = name.lower() in ("id", "uuid") or name.endswith(("_id", "Id"))
-        # The id of a request or of its trace is new each time, also for a replay.
-        is_of_message = "request" in name.lower() or "trace" in name.lower()
-        if is_id and not is_of_message and isinstance(value, str | int):
+        if is_id and not _is_of_message(name) and isinstance(value, str | int):
             yield path + name, str(value)
+
+
+def _is_of_message(name: str) -> bool:
+    """True for a member about the message and not about what was made: it may be new each time,
+    also for a replay."""
+    return any(word in name.lower() for word in _WORDS_OF_MESSAGE)

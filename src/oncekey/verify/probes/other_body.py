@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from oncekey.verify.probe import ProbeRun
@@ -11,17 +13,19 @@ from oncekey.verify.probes.known_outcome import (
     KnownOutcome,
     answer,
     confirmed,
+    effects_of,
     failed_server,
+    had_effect,
     is_busy,
     is_marked,
     is_refusal,
     is_server_failure,
     known_outcome,
     lost_outcome,
-    same_body,
+    same_content,
 )
 from oncekey.verify.recorded_exchange import Exchange
-from oncekey.verify.target import Operation, Variant
+from oncekey.verify.target import Operation, Variant, new_values
 from oncekey.verify.verdict import (
     Fault,
     Guarantee,
@@ -63,13 +67,18 @@ class OtherBodyAfter:
         known = await known_outcome(run, self.guarantee)
         if isinstance(known, Verdict):
             return known
-        other = run.other_request(known.operation)
+        values = new_values(known.operation.key)
+        other = run.other_request(known.operation, values)
         if other is None:
             return _no_other_body(self.guarantee)
         other_answer = await answer(run, other, "another body, same key")
+        was_run = await _had_effect(run, known.operation, values)
         judged = await _judged(run, self.guarantee, known.first, known.shown, other_answer)
         if judged is not None:
             return judged
+        if was_run:
+            shown = (*known.shown, other_answer)
+            return _refused_but_run(self.guarantee, other_answer, *shown)
         later = await lost_outcome(run, known, "the first request again")
         if later is not None:
             what = (
@@ -108,7 +117,8 @@ class OtherBodyDuring:
         if isinstance(plain, Verdict):
             return plain
         operation = await run.operation(Variant.SLOW)
-        met = await _meet(run, operation)
+        values = new_values(operation.key)
+        met = await _meet(run, operation, values)
         if met is None:
             return _no_other_body(self.guarantee)
         first, during = met
@@ -120,9 +130,12 @@ class OtherBodyDuring:
             )
         if not first.is_success:
             return await self._first_failed(run, first, during)
+        was_run = is_refusal(during) and await _had_effect(run, operation, values)
         judged = await self._judged_during(run, plain, first, during)
         if judged is not None:
             return judged
+        if was_run:
+            return _refused_but_run(self.guarantee, during, first, during)
         known = KnownOutcome(operation, first, during)
         later = await lost_outcome(run, known, "retry of the first request")
         if later is not None:
@@ -192,9 +205,11 @@ class OtherBodyDuring:
         return _violated(self.guarantee, fault, what, first, during, alone)
 
 
-async def _meet(run: ProbeRun, operation: Operation) -> tuple[Exchange, Exchange] | None:
+async def _meet(
+    run: ProbeRun, operation: Operation, values: Mapping[str, str]
+) -> tuple[Exchange, Exchange] | None:
     """Send a request, and another body under its key a moment later; None if there is none."""
-    other = run.other_request(operation)
+    other = run.other_request(operation, values)
     if other is None:
         return None
     slow_seconds = run.target.slow_seconds or SLOW_SECONDS_DEFAULT
@@ -246,9 +261,30 @@ async def _judged(
     return _violated(guarantee, Fault.WRONG_STATUS, what, *shown, other, control)
 
 
+async def _had_effect(run: ProbeRun, operation: Operation, values: Mapping[str, str]) -> bool:
+    """True if another body had its effect, after an operation that had its own.
+
+    Another body counts for the operation itself if it has its values, and else for the new ones.
+    """
+    effects = await effects_of(run, operation)
+    if effects is not None and effects > 1:
+        return True
+    counter = run.target.effects
+    if counter is None or counter.is_total or not counter.sees_lost_responses:
+        return False
+    # A count by the key, which both have, would be the operation's own.
+    renewed = replace(operation, values={**values, "key": new_values("")["unique"]})
+    return await had_effect(run, renewed)
+
+
+def _refused_but_run(guarantee: Guarantee, other: Exchange, *shown: Exchange) -> Verdict:
+    what = f"another body is refused with {other.outcome()}, and had its effect all the same"
+    return _violated(guarantee, Fault.REFUSED_BUT_RUN, what, *shown)
+
+
 def _is_own_run(run: ProbeRun, first: Exchange, other: Exchange) -> bool:
     """True if another body succeeded with a response of its own."""
-    return other.is_success and not is_marked(run, other) and not same_body(first, other)
+    return other.is_success and not is_marked(run, other) and not same_content(first, other)
 
 
 async def _alone(run: ProbeRun) -> Exchange:

@@ -10,13 +10,18 @@ from oncekey.verify.probes.known_outcome import (
     SEQUENCE,
     answer,
     confirmed,
+    effects_of,
     failed_server,
     is_busy,
     is_server_failure,
     later_answer,
+    members_of_message,
     same_body,
+    same_content,
 )
+from oncekey.verify.probes.outcome_evidence import shown_exchanges
 from oncekey.verify.recorded_exchange import Exchange, WireResponse
+from oncekey.verify.target import Operation
 from oncekey.verify.verdict import (
     Fault,
     Guarantee,
@@ -28,6 +33,8 @@ from oncekey.verify.verdict import (
 )
 
 FIDELITY_RETRIES = 3
+# After these, so many are sent together, so that what is wrong in one replay of ten is seen too.
+FIDELITY_RETRIES_TOGETHER = 20
 # Headers that describe the body or the resource. Others belong to the message that carries them.
 REPLAYED_HEADERS = (
     "content-type",
@@ -45,8 +52,8 @@ class ReplayFidelity:
 
     guarantee: ClassVar = Guarantee.REPLAY_FIDELITY
     sends: ClassVar = (
-        f"a request and {FIDELITY_RETRIES} retries, and another request if cookies come back: up "
-        f"to {FIDELITY_RETRIES + 2} requests"
+        f"a request, {FIDELITY_RETRIES} retries, {FIDELITY_RETRIES_TOGETHER} retries together, "
+        "and another request if cookies come back"
     )
 
     async def run(self, run: ProbeRun) -> Verdict:
@@ -62,7 +69,7 @@ class ReplayFidelity:
                 f"the main request did not succeed: {first.outcome()}",
                 "Give a main request that succeeds; a dry run shows what is sent.",
             )
-        violations: dict[Fault, Violation] = {}
+        later = first
         for number in range(1, FIDELITY_RETRIES + 1):
             note = f"retry {number} of {FIDELITY_RETRIES}"
             retry = await later_answer(run, operation, first, operation.request(), note)
@@ -78,43 +85,74 @@ class ReplayFidelity:
                 found = [Violation(Fault.KEY_IGNORED, what, (first, later))]
             else:
                 found = await _differences(run, first, later)
-            for violation in found:
-                violations.setdefault(violation.fault, violation)
-            if violations:
-                return violated(
-                    self.guarantee, list(violations.values()), n=number, window=SEQUENCE
-                )
+            if found:
+                return violated(self.guarantee, found, n=number, window=SEQUENCE)
+        seen, found = await _together(run, operation, first)
+        n, window = FIDELITY_RETRIES + seen, f"{SEQUENCE}, and {seen} together"
+        if found:
+            return violated(self.guarantee, found, n=n, window=window)
         return holds(
             self.guarantee,
-            f"{FIDELITY_RETRIES} retries got the first response again: {first.outcome()} and "
+            f"{n} retries got the first response again: {first.outcome()} and "
             f"{len(_response(first).body)} bytes",
-            n=FIDELITY_RETRIES,
-            window=SEQUENCE,
-            unseen=_unseen(run, first),
+            n=n,
+            window=window,
+            unseen=_unseen(run, first, later),
         )
+
+
+async def _together(
+    run: ProbeRun, operation: Operation, first: Exchange
+) -> tuple[int, list[Violation]]:
+    """Send retries that are complete at once; return how many succeeded, and what is wrong.
+
+    Those that failed say nothing: the server may have had no time for so many.
+    """
+    before = await effects_of(run, operation)
+    count = min(FIDELITY_RETRIES_TOGETHER, run.limits.concurrency)
+    sent = await run.send_together([operation.request()] * count, "retry together")
+    after = await effects_of(run, operation)
+    told = [exchange for exchange in sent.exchanges if exchange.is_success]
+    if before is not None and after is not None and after > before > 0:
+        what = f"{count} retries together were run again: {after} effects, and {before} before"
+        shown = shown_exchanges((first, *told))
+        return len(told), [Violation(Fault.KEY_IGNORED, what, shown)]
+    for exchange in told:
+        found = _content_differences(run, first, exchange)
+        if found:
+            return len(told), found
+    return len(told), []
 
 
 async def _differences(run: ProbeRun, first: Exchange, later: Exchange) -> list[Violation]:
     """Return what a retry's response has lost or gained."""
     if is_server_failure(later):
         return [failed_server(later, (first,))]
+    if later.status != first.status and not later.is_success and not same_body(first, later):
+        what = f"the first response was {first.outcome()}, a retry gets {later.outcome()}"
+        return [Violation(Fault.NEVER_ANSWERED, what, (first, later))]
+    found = _content_differences(run, first, later)
+    cookies = [] if run.profile.cookies else await _replayed_cookies(run, first, later)
+    if cookies:
+        what = f"a retry got the cookies of the first response: {', '.join(cookies)}"
+        found.append(Violation(Fault.COOKIES_REPLAYED, what, (first, later)))
+    return found
+
+
+def _content_differences(run: ProbeRun, first: Exchange, later: Exchange) -> list[Violation]:
+    """Compare status, body, headers and mark."""
     found: list[tuple[Fault, str]] = []
     if later.status != first.status:
         what = f"the first response was {first.outcome()}, a retry gets {later.outcome()}"
-        if not later.is_success and not same_body(first, later):
-            return [Violation(Fault.NEVER_ANSWERED, what, (first, later))]
         found.append((Fault.STATUS_LOST, what))
-    if not same_body(first, later) and not _is_encoded(first, later):
+    is_same = same_body if run.profile.exact_body else same_content
+    if not is_same(first, later) and not _is_encoded(first, later):
         sizes = f"{len(_response(first).body)} and {len(_response(later).body)} bytes"
         found.append((Fault.BODY_CHANGED, f"the body of a retry's response differs: {sizes}"))
     if run.profile.replays_headers:
         lost = _lost_headers(_response(first), _response(later))
         if lost:
             found.append((Fault.HEADERS_LOST, f"a retry's response differs in {', '.join(lost)}"))
-    cookies = [] if run.profile.cookies else await _replayed_cookies(run, first, later)
-    if cookies:
-        what = f"a retry got the cookies of the first response: {', '.join(cookies)}"
-        found.append((Fault.COOKIES_REPLAYED, what))
     if run.profile.replay_header is not None:
         name, value = run.profile.replay_header
         if _response(later).header(name) != value:
@@ -165,9 +203,12 @@ def _is_encoded(*exchanges: Exchange) -> bool:
     return any(_response(exchange).header("content-encoding") for exchange in exchanges)
 
 
-def _unseen(run: ProbeRun, first: Exchange) -> tuple[str, ...]:
+def _unseen(run: ProbeRun, first: Exchange, later: Exchange) -> tuple[str, ...]:
     response = _response(first)
     unseen = []
+    members = members_of_message(first, later)
+    if members:
+        unseen.append(f"bytes: a replay differs in {', '.join(members)}, and in nothing else")
     if not _cookies(first) and not run.profile.cookies:
         unseen.append("cookies: the first response has none")
     if not any(response.header(name) for name in REPLAYED_HEADERS[1:]):
