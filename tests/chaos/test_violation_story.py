@@ -82,6 +82,15 @@ def test_a_replayed_history_prints_the_seed_and_exits_with_1(
     assert "1 violations in 1 operations (I4 1)" in printed
     assert "--seed 1" in printed
     assert "The store said of itself: best_effort: synchronous_commit is off" in printed
+    assert printed.endswith(f"history: {broken}\n")
+
+
+def test_a_history_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([f"--replay={tmp_path / 'missing.jsonl'}"])
+    assert "there is no history" in capsys.readouterr().err
 
 
 def test_a_replayed_history_can_be_printed_as_json(

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from flask import Flask
 from tests.testing.guarded_apps import CHARGE
 
 from oncekey import ConfigurationError, Once
@@ -71,6 +73,22 @@ def test_a_required_case_that_could_not_be_checked_is_an_error(charges: Charges)
     assert "other_caller" in raised.value.report.not_checked
     with pytest.raises(NotIdempotent, match="rejected_caller: no caller that the app rejects"):
         assert_idempotent(charges, 5, effects=charges.effects, require="all")
+
+
+def test_an_app_in_place_of_its_client_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"a FastAPI is an app.*; give TestClient\(app\)"):
+        assert_idempotent(FastAPI(), CHARGE, effects=[])
+    with pytest.raises(ConfigurationError, match=r"give app\.test_client\(\)"):
+        assert_idempotent(Flask("shop"), CHARGE, effects=[])
+
+
+def test_what_an_app_raises_is_the_cause_of_the_failed_check() -> None:
+    def raises(key: str, cents: int) -> None:
+        raise LookupError("no such account")
+
+    with pytest.raises(AssertionError, match="above is where this was raised") as raised:
+        assert_idempotent(raises, 5, effects=[])
+    assert isinstance(raised.value.__cause__, LookupError)
 
 
 def test_only_and_skip_choose_the_cases_and_leave_the_others_in_the_report(

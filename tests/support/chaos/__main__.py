@@ -49,7 +49,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     given = parser().parse_args(arguments)
     if given.replay is not None:
-        events = list(read_events(given.replay))
+        path = given.replay
+        if not path.is_file():
+            parser().error(f"there is no history {path}")
+        events = list(read_events(path))
     else:
         if given.seed is None:
             # It is part of the command line from here on, since the program starts itself again.
@@ -64,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         events = run(plan, path.with_suffix(".log"))
         write_events(path, events)
-    return _report(events, given)
+    return _report(events, given, path)
 
 
 def _options(given: argparse.Namespace) -> ChaosOptions:
@@ -81,7 +84,7 @@ def _options(given: argparse.Namespace) -> ChaosOptions:
     )
 
 
-def _report(events: list[Event], given: argparse.Namespace) -> int:
+def _report(events: list[Event], given: argparse.Namespace, path: Path) -> int:
     history = read_history(events)
     violations = check(history)
     summary = summarize(history, violations)
@@ -91,7 +94,9 @@ def _report(events: list[Event], given: argparse.Namespace) -> int:
         told = [{"story": story(one, history), **_as_json(one)} for one in violations]
         sys.stdout.write(json.dumps({**summary, "found": told}, indent=1) + "\n")
     else:
-        sys.stdout.write("\n".join([as_text(summary), *_stories(history, violations)]) + "\n")
+        files = [f"history: {path}"] + ([f"timeline: {given.html}"] if given.html else [])
+        lines = [as_text(summary), *_stories(history, violations), *files]
+        sys.stdout.write("\n".join(lines) + "\n")
     return 1 if violations else 0
 
 

@@ -188,7 +188,8 @@ class AppCheck:
                 f"  what to do: give a request that the app accepts, with everything it needs: the "
                 f"path, the caller, a body that is valid. The key is in the header {self._header}; "
                 f"header= names another one"
-            )
+                + ("; above is where this was raised" if answer.error is not None else "")
+            ) from answer.error
         if after <= before and is_later:
             raise AssertionError(
                 f"nothing can be checked: a second request, with a key of its own, had no effect.\n"

@@ -53,6 +53,13 @@ class PendingAnswer:
 
 Send = Callable[[Submission], Answer | PendingAnswer]
 
+# An app can be called too, and would be taken for a function of a key and a request.
+_CLIENT_OF_APPS_WITH = {
+    "test_client": "app.test_client()",  # Flask
+    "build_middleware_stack": "TestClient(app)",  # Starlette, FastAPI
+    "get_response": "django.test.Client()",  # a handler of Django
+}
+
 
 def sender_of(client: Any, *, header: str, more: Mapping[str, str] | None = None) -> Send:
     """A function that sends submissions by this client; `more` are headers that replace those of
@@ -85,6 +92,11 @@ def _exchange_of(client: Any) -> tuple[Exchange, Callable[[Any], Answer]] | tupl
         return _by_open(client), _read_werkzeug
     if callable(getattr(client, "generic", None)) and hasattr(client, "handler"):
         return _by_generic(client), _read_django
+    for mark, instead in _CLIENT_OF_APPS_WITH.items():
+        if hasattr(client, mark):
+            raise ConfigurationError(
+                f"a {type(client).__name__} is an app, and not a client of it; give {instead}"
+            )
     if callable(client):
         return None, None
     raise ConfigurationError(

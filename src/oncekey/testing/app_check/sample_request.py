@@ -78,13 +78,17 @@ class AnswerKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. Two answers that a client cannot tell apart have the same `identity`. `code`
-    is what says why something was refused: a status, or the name of an error."""
+    """What came back. Two answers that a client cannot tell apart have the same `identity`.
+
+    code    what says why something was refused: a status, or the name of an error
+    error   what the app or its client raised in place of an answer, if so
+    """
 
     kind: AnswerKind
     shown: str
     identity: Any = None
     code: object = None
+    error: BaseException | None = None
 
     def same_as(self, other: Answer) -> bool:
         return self.kind is other.kind and bool(self.identity == other.identity)
@@ -96,7 +100,9 @@ class Answer:
 def no_answer(error: BaseException) -> Answer:
     """The answer in place of an exception that the app or its client raised."""
     shown = f"no answer, but {type(error).__name__}: {shortened(str(error))}"
-    return Answer(AnswerKind.FAILED, shown, identity=object(), code=type(error).__name__)
+    return Answer(
+        AnswerKind.FAILED, shown, identity=object(), code=type(error).__name__, error=error
+    )
 
 
 def shortened(text: str) -> str:

@@ -25,23 +25,24 @@ from oncekey.testing.contract.store_case import ContractBase
 from oncekey.testing.contract.unfinished_list import UnfinishedLists
 
 
+# pytest runs the tests of the last base first: those that a new store needs first are at the end.
 class StoreContract(
-    ClaimsOfFreshKeys,
-    ClaimsOfKnownKeys,
-    OwnerCommands,
-    SavedSteps,
-    ResolvedKeys,
-    Batches,
-    BytesStored,
-    ManyKeys,
-    ConcurrentClaims,
-    Retention,
-    UndecidedKeys,
-    History,
-    UnfinishedLists,
-    SearchedRecords,
-    OperatorDecisions,
     AdoptedRecords,
+    OperatorDecisions,
+    SearchedRecords,
+    UnfinishedLists,
+    History,
+    UndecidedKeys,
+    Retention,
+    ConcurrentClaims,
+    ManyKeys,
+    BytesStored,
+    Batches,
+    ResolvedKeys,
+    SavedSteps,
+    OwnerCommands,
+    ClaimsOfKnownKeys,
+    ClaimsOfFreshKeys,
     ContractBase,
 ):
     """Subclass it, name it Test..., override `open_store`."""
