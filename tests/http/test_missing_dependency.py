@@ -57,7 +57,7 @@ def test_missing_package_is_reported_with_its_pip_line(
     module: str, package: str, extra: str
 ) -> None:
     output = _output_of(BLOCKED.format(package=package, module=module))
-    assert f"need {package}" in output
+    assert f"needs {package}" in output
     assert f"pip install 'oncekey[{extra}]'" in output
 
 

@@ -231,6 +231,22 @@ def test_a_function_may_return_the_response_of_a_client(
     assert "1 got the result and 4 had to come back" in report.holds["concurrent"]
 
 
+def test_django_that_is_imported_and_not_set_up_does_not_matter(
+    once: Once, failpoints: Failpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has connections then, which raise if they are looked at."""
+    import django.db
+    from django.conf import LazySettings
+
+    unconfigured = LazySettings()
+    monkeypatch.setattr("django.conf.settings", unconfigured)
+    monkeypatch.setattr("django.utils.connection.django_settings", unconfigured)
+    monkeypatch.setattr("django.db.connections", django.db.ConnectionHandler())
+    effects = Effects()
+    charge = charge_with(once, effects)
+    assert_idempotent(charge, 5, effects=effects, failpoints=failpoints, only="concurrent")
+
+
 def test_a_consumer_is_a_client(once: Once, failpoints: Failpoints) -> None:
     effects = Effects()
 

@@ -174,7 +174,8 @@ def _quick_switches() -> Iterator[None]:
 def _close_database_connections() -> None:
     """Django opens connections for each thread, and a thread that ends does not close them."""
     database = sys.modules.get("django.db")
-    if database is not None:
+    # Imported by something, Django may still not be set up, and then it has no connections.
+    if database is not None and sys.modules["django.conf"].settings.configured:
         database.connections.close_all()
 
 
