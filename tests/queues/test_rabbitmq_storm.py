@@ -22,7 +22,7 @@ PLAN = (
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("kind", ["sync", "async"] if SOAK else ["async"])
 def test_effects_are_messages_under_kills_pauses_and_duplicates(tmp_path: Path, kind: str) -> None:
-    store = redis_stores.valkey().url()
+    store = f"{redis_stores.valkey().url()}?prefix=rabbitmq-storm"
     result = storm(RabbitQueues, {"url": rabbitmq().url}, store, tmp_path, PLAN, kind=kind)
     result.check(PLAN)
     repeated = len(result.effects) - PLAN.messages

@@ -25,7 +25,7 @@ CASES = {"sync": POINTS, "async": POINTS if SOAK else ("after effect", "before s
 
 @functools.cache
 def killed(kind: str, folder: Path) -> dict[str, KillResult]:
-    store = redis_stores.valkey().url()
+    store = f"{redis_stores.valkey().url()}?prefix=sqs-kills"
     arguments = {"client": sqs().options()}
     return kill_everywhere(SqsQueues, arguments, store, folder, kind=kind, points=CASES[kind])
 
@@ -46,7 +46,7 @@ def test_without_retry_safe_what_a_kill_left_open_is_parked_and_never_run_again(
     folder: Path,
 ) -> None:
     """I1: at most one effect for each message, and one letter for each that was not finished."""
-    store = redis_stores.valkey().url()
+    store = f"{redis_stores.valkey().url()}?prefix=sqs-kills"
     client = sqs().client()
     points = ("after Claim", "after effect", "before settle") if SOAK else ("after effect",)
     results = kill_everywhere(

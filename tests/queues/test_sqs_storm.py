@@ -25,7 +25,7 @@ PLAN = (
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("kind", ["sync", "async"] if SOAK else ["sync"])
 def test_effects_are_messages_under_kills_pauses_and_duplicates(tmp_path: Path, kind: str) -> None:
-    store = redis_stores.valkey().url()
+    store = f"{redis_stores.valkey().url()}?prefix=sqs-storm"
     with SqsServer() as server:  # of its own, because its queue makes the emulator slow
         arguments = {"client": server.options()}
         result = storm(SqsQueues, arguments, store, tmp_path, PLAN, kind=kind)
