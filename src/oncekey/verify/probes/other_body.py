@@ -165,7 +165,7 @@ class OtherBodyDuring:
             then = ""
             if is_refusal(late) and late.status not in run.profile.in_flight:
                 then = f"is refused with {late.outcome()}"
-            elif late.is_success and same_body(plain.first, late):
+            elif late.is_success and same_content(plain.first, late):
                 then = "gets that operation's response"
             if then:
                 what = (
