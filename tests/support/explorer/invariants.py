@@ -13,7 +13,8 @@ from tests.support.explorer.code_under_test import CodeUnderTest
 from tests.support.explorer.descriptions import describe_record, owner_name
 from tests.support.explorer.ledger import ENDED, Change, LedgerPage, SideEffect, is_live
 from tests.support.explorer.process import HeldClaim
-from tests.support.explorer.scenario import KEY, Actor
+from tests.support.explorer.scenario import Actor
+from tests.support.explorer.window_rules import AskingRule, stranger
 
 from oncekey.core.commands import (
     Busy,
@@ -234,6 +235,12 @@ ON_CHANGE: Final[tuple[tuple[str, Callable[[Change], str | None]], ...]] = (
     ("I14", i14_a_late_owner_is_accepted),
 )
 
+# These ask the code under test what it would decide; more of them are in window_rules.py.
+ON_CHANGE_ASKING: Final[tuple[tuple[str, AskingRule], ...]] = (
+    ("I9", i9_repeatable),
+    ("I7", i7_duplicates_get_the_same_reply),
+)
+
 # --- on a sweep --------------------------------------------------------------------------------
 
 
@@ -253,6 +260,8 @@ def i3_replay_is_stored(outcome: AttemptOutcome, actor: Actor, page: LedgerPage)
     """I3: what is replayed was stored, for the same request."""
     if outcome.kind is not EventKind.REPLAYED:
         return None
+    if outcome.expires_in <= 0:
+        return f"{actor.name} replays {outcome.body!r}, which had expired"
     replayed = (outcome.state, outcome.body, outcome.fence)
     for end in page.all_ends:
         if replayed == (end.state, end.body, end.fence) and end.fingerprint == actor.fingerprint:
@@ -304,7 +313,7 @@ def i10_a_crashed_key_recovers(record: Record | None, now: int, code: CodeUnderT
         return None
     later = max(now, record.lease_until)
     for retry_safe in (True, False):
-        reply = code.decide(record, _fresh_claim(record.fingerprint, retry_safe), later).reply
+        reply = code.decide(record, stranger(record.fingerprint, retry_safe), later).reply
         if not isinstance(reply, (Claimed, Unknown, Replay)):
             return f"at {later} a new claim on {describe_record(record)} gets {reply}"
     return None
@@ -319,18 +328,14 @@ def i11_everything_expires(
         return None
     later = now + longest
     if is_live(record, later) and record.keep_unknown == FOREVER_US:
-        reply = code.decide(record, _fresh_claim(record.fingerprint, False), later).reply
+        reply = code.decide(record, stranger(record.fingerprint, False), later).reply
         return None if isinstance(reply, Unknown) else f"at {later} it gets {reply}"
-    reply = code.decide(record, _fresh_claim(b"\x01new", False), later).reply
+    reply = code.decide(record, stranger(b"\x01new", False), later).reply
     if not isinstance(reply, Claimed):
         return f"at {later} a new claim on {describe_record(record)} gets {reply}"
     if not code.is_garbage(record, later):
         return f"at {later} the sweeper still keeps {describe_record(record)}"
     return None
-
-
-def _fresh_claim(fingerprint: bytes, retry_safe: bool) -> Claim:
-    return Claim(KEY, b"new" * 6, fingerprint, 1, 1, 1, retry_safe)
 
 
 def _holds(record: Record | None, held: HeldClaim) -> bool:

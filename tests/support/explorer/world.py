@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.support.explorer import invariants as rules
+from tests.support.explorer import window_rules
 from tests.support.explorer.code_under_test import CodeUnderTest
 from tests.support.explorer.decision_labels import kind_of
 from tests.support.explorer.descriptions import describe_command, describe_record, describe_reply
@@ -242,9 +243,11 @@ class World:
             what = rule(change)
             if what is not None:
                 return BrokenInvariant(number, what)
-        return _broken("I9", rules.i9_repeatable(change, self._code)) or _broken(
-            "I7", rules.i7_duplicates_get_the_same_reply(change, self._code)
-        )
+        for number, asking_rule in (*rules.ON_CHANGE_ASKING, *window_rules.ON_CHANGE_ASKING):
+            what = asking_rule(change, self._code)
+            if what is not None:
+                return BrokenInvariant(number, what)
+        return None
 
     # --- a process's own moves -----------------------------------------------------------------
 

@@ -275,4 +275,36 @@ MORE = (
         "if False:\n            # Taken over",
         "fenced, three attempts", "I5",
     ),
+    _mutant(
+        "x27", "a lease ends one microsecond early", state_machine,
+        "return now < record.lease_until", "return now < record.lease_until - 1",
+        "fenced, three attempts", "I5",
+    ),
+    _mutant(
+        "x28", "keep is counted from the claim", state_machine,
+        "record.ended(_ENDED[before, state], now, body)",
+        "record.ended(_ENDED[before, state], record.created_at, body)",
+        "at most once, three attempts", "I3",
+    ),
+    _mutant(
+        "x29", "renewals add up", state_machine,
+        "Trigger.RENEW), lease_until=now + command.lease",
+        "Trigger.RENEW), lease_until=record.lease_until + command.lease",
+        "fenced, heartbeat", "I10",
+    ),
+    _mutant(
+        "x30", "the sweeper takes what is to be audited", state_machine,
+        "return now >= record.audit_until", "return now >= record.expires_at",
+        "fenced, three attempts", "I12",
+    ),
+    _mutant(
+        "x31", "a takeover is the same attempt", state_machine,
+        "attempt=record.attempt + 1,", "attempt=record.attempt,",
+        "fenced, three attempts", "I11",
+    ),
+    _mutant(
+        "x32", "a replay says that it is kept for longer", state_machine,
+        "left = record.expires_at - now", "left = record.expires_at",
+        "at most once, three attempts", "I3",
+    ),
 )  # fmt: skip

@@ -63,6 +63,7 @@ class AttemptTask(Task):
         arguments = b"arguments" if registered else b""
         flow = world.code.attempt(claim, times, recoverable, arguments)
         super().__init__(world, process, number, flow)
+        self.recover_grace = times.recover_grace
         self.actor = Actor(self.name, fingerprint=fingerprint)
         self._body = body
         self._then = then

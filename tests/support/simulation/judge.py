@@ -8,6 +8,7 @@ in the world does; it calls no code under test but to ask what would happen to a
 from __future__ import annotations
 
 from tests.support.explorer import invariants as rules
+from tests.support.explorer import window_rules
 from tests.support.explorer.code_under_test import CodeUnderTest
 from tests.support.explorer.descriptions import describe_record
 from tests.support.explorer.ledger import (
@@ -79,6 +80,7 @@ class KeyHistory:
     effects     what bodies did to the outside world, by generation
     generation  the present one; a fence belongs to the generation that it was granted in
     done        the finished steps of this generation, and by fence those its owner was to be given
+    saved       the steps of which an owner has stored something, by its fence
     owners      those who believe that they hold the key, and by fence whoever had begun a body
     """
 
@@ -90,6 +92,7 @@ class KeyHistory:
         self.effects: dict[int, SideEffect] = {}
         self.done: set[str] = set()
         self.done_before: dict[int, frozenset[str]] = {}
+        self.saved: set[tuple[int, str]] = set()
         self.called: set[tuple[int, str]] = set()
         self.holders: dict[Owner, None] = {}
         self.owners: dict[int, Owner] = {}
@@ -133,15 +136,17 @@ class Judge:
         change = self.last_change = Change(before, command, clock, reply, wrote, old, new)
         for number, rule in rules.ON_CHANGE:
             _expect(number, rule(change))
-        _expect("I9", rules.i9_repeatable(change, self._code))
-        _expect("I7", rules.i7_duplicates_get_the_same_reply(change, self._code))
+        for number, asking_rule in (*rules.ON_CHANGE_ASKING, *window_rules.ON_CHANGE_ASKING):
+            _expect(number, asking_rule(change, self._code))
         if wrote is None:
             return
         history.page = new
         if type(command) is Claim and type(reply) is Claimed:
             self._granted(history, before, clock, reply)
-        elif type(command) is SaveStep and command.done:
-            history.done.add(command.name)
+        elif type(command) is SaveStep:
+            history.saved.add((command.fence, command.name))
+            if command.done:
+                history.done.add(command.name)
         elif type(command) is Resolve and before is not None and before.state is State.FAILED:
             history.begins_anew()  # an operator says that it may run again
         self.look_at(command.id, wrote, clock)
@@ -185,8 +190,10 @@ class Judge:
         history = self.keys[id]
         history.owners[owner.held.fence] = owner
         history.holders[owner] = None
+        own_clock = owner.process.clock(self.now)
+        if own_clock >= owner.deadline:
+            raise Broken("I5", f"{owner.actor.name}'s body begins after its own deadline")
         if self._counts_on_its_claim(owner):
-            own_clock = owner.process.clock(self.now)
             _expect("I5", rules.i5_owner_holds(record, owner.held, own_clock))
 
     def acts(self, id: bytes, owner: Owner, record: Record | None, retry_safe: bool) -> None:
@@ -211,6 +218,10 @@ class Judge:
         fence = owner.held.fence
         if name in history.done_before.get(fence, ()):
             raise Broken("I1", f"{owner.actor.name} calls step {name!r}, which had finished before")
+        if (fence, name) not in history.saved:
+            raise Broken(
+                "I1", f"{owner.actor.name} calls step {name!r}, whose intent is not stored"
+            )
         history.called.add((history.generations[fence], name))
 
     def acknowledged(self, finish: Finish) -> None:

@@ -30,6 +30,7 @@ class Task:
 
     name = "somebody"
     operator = False
+    recover_grace = 0  # while it lasts, "nothing happened" must not be believed
 
     def __init__(
         self,
@@ -109,7 +110,8 @@ class Task:
         self.later(MILLISECOND + self.draw(longest), self.resume, found)
 
     def _what_happened(self, record: Record) -> Recovered | None:
-        """The truth. Nobody can tell while a body may still act without asking the store."""
+        """The truth. Nobody can tell while a body may still act without asking the store; but while
+        `recover_grace` lasts, somebody may say that nothing has happened, and is not believed."""
         history = self.world.judge.keys[record.id]
         if self.operator and self.draw(4) == 0:
             return DECLINED  # a decision, whatever has happened
@@ -118,7 +120,9 @@ class Task:
         world = self.world
         owner = history.owners.get(record.fence)
         if owner is not None and owner.may_still_act(world.now):
-            return None
+            # As far as anybody sees, nothing has happened yet.
+            grace_over = record.lease_until + self.recover_grace <= world.now + world.store.offset
+            return None if grace_over or world.plan.set_back else FREE
         if world.judge.set_ahead_at >= 0 and record.owner in world.unended:
             return None  # its lease has ended early, and its body may yet begin
         return None if self.draw(8) == 0 else FREE
