@@ -15,7 +15,7 @@ import psycopg
 from tests.support.chaos.moved_clock import MovedClock, forget_shared_memory
 from tests.support.chaos.payment_names import TABLE
 from tests.support.chaos.small_disk import SmallDisk
-from tests.support.servers import Postgres, Proxy
+from tests.support.servers import Postgres, Proxy, ServerFailed
 from tests.support.servers.postgres import Setting
 from tests.support.servers.processes import wait_until
 
@@ -34,6 +34,7 @@ SETTINGS: Final[dict[str, Setting]] = {
 }
 # With these, a commit stays in the server's memory for seconds, and a kill loses it.
 NOT_DURABLE: Final[dict[str, Setting]] = {"synchronous_commit": False, "wal_writer_delay": "10s"}
+STUCK_SECONDS: Final = 15
 _COLUMNS: Final = "id text, run text, cents integer"
 _CAUGHT_UP: Final = """SELECT flush_lsn >= pg_current_wal_flush_lsn() FROM pg_stat_replication
                        WHERE application_name = %s AND state = 'streaming'"""
@@ -139,11 +140,20 @@ class DatabasePair:
 
     def ensure_running(self) -> None:
         """Start the servers that have ended, and wait until writes are accepted."""
+        try:
+            wait_until(self._is_back, "the primary accepts writes", STUCK_SECONDS)
+        except ServerFailed:
+            # If recovery from a crash fails on a full disk, PostgreSQL 18 may go on for ever
+            # without the process that recovers. An operator would do the same.
+            self.primary.kill()
+            wait_until(self._is_back, "the primary accepts writes", 60)
+
+    def _is_back(self) -> bool:
         for server in (self.primary, self.standby):
-            if not server.is_running:
+            if not server.is_running:  # a server may also end while it recovers from a crash
                 server.kill()
                 self._start(server)
-        wait_until(self.accepts_writes, "the primary accepts writes", 60)
+        return self.accepts_writes()
 
     def wait_until_caught_up(self) -> None:
         """Wait until the standby has everything that the primary has."""

@@ -160,11 +160,11 @@ class Nemesis:
 
     def _fill_disk(self) -> None:
         pair = self._environment.database
-        pair.disk.fill(pair.primary.pids())
+        pair.disk.fill(pair.primary)
 
     def _free_disk(self) -> None:
         pair = self._environment.database
-        pair.disk.free(pair.primary.pids())
+        pair.disk.free(pair.primary)
         pair.ensure_running()
 
     def _client_network_faults(self, fault: Fault) -> dict[str, tuple[Call, Call]]:

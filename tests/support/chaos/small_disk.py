@@ -8,13 +8,14 @@ a limit on the size of the files that its processes may write.
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from tests.support.servers import Postgres, ServerFailed
 
 NAMESPACE_VARIABLE: Final = "CHAOS_NAMESPACE"
 SIZE_MB: Final = 640
@@ -56,10 +57,10 @@ class SmallDisk:
     def _ballast(self) -> Path:
         return self.path / "ballast"
 
-    def fill(self, pids: Iterable[int]) -> None:
-        """Leave no room; `pids` are the processes that must notice where the disk is none."""
+    def fill(self, server: Postgres) -> None:
+        """Leave no room for the server whose data is on this disk."""
         if not self.is_real:
-            _limit_files(pids, _FILE_MAX_BYTES)
+            _limit_files(server, _FILE_MAX_BYTES)
             return
         size = 0
         with self._ballast.open("wb") as file:
@@ -69,20 +70,20 @@ class SmallDisk:
                         os.posix_fallocate(file.fileno(), size, piece)
                         size += piece
 
-    def free(self, pids: Iterable[int]) -> None:
+    def free(self, server: Postgres) -> None:
         self._ballast.unlink(missing_ok=True)
         if not self.is_real:
-            _limit_files(pids, resource.RLIM_INFINITY)
+            _limit_files(server, "unlimited")
 
     def close(self) -> None:
         if self.is_real:
             subprocess.run(["umount", "--lazy", self.path], check=False, capture_output=True)
 
 
-def _limit_files(pids: Iterable[int], limit: int) -> None:
-    for pid in pids:
-        try:
-            _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, hard))
-        except ProcessLookupError:
-            continue  # a session has ended meanwhile
+def _limit_files(server: Postgres, limit: int | str) -> None:
+    """Limit what each process of a server may write, and those that they start from now on."""
+    for pid in server.pids():
+        # It runs as the server's user, who may do this to its own processes.
+        command = ["prlimit", f"--pid={pid}", f"--fsize={limit}:"]
+        with suppress(ServerFailed):  # a session has ended meanwhile
+            server.user.run(command, server.directory)
