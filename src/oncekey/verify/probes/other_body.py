@@ -77,8 +77,7 @@ class OtherBodyAfter:
         if judged is not None:
             return judged
         if was_run:
-            shown = (*known.shown, other_answer)
-            return _refused_but_run(self.guarantee, other_answer, *shown)
+            return _refused_but_run(self.guarantee, other_answer, *known.shown, other_answer)
         later = await lost_outcome(run, known, "the first request again")
         if later is not None:
             what = (
