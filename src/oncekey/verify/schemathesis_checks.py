@@ -17,12 +17,13 @@ from urllib.parse import urlsplit
 
 from oncekey.http.missing_dependency import needs
 from oncekey.verify.effect_counters import ResponseIdCounter
+from oncekey.verify.first_request import FirstRequestFailed, try_first_request
 from oncekey.verify.openapi_requests import key_header_of
 from oncekey.verify.probe import Budget, BudgetSpent, Limits, Probe, ProbeRun
 from oncekey.verify.probes import PROBES
 from oncekey.verify.profile import PROFILE_DEFAULT, Profile
 from oncekey.verify.raw_connection import Origin
-from oncekey.verify.recorded_exchange import WireResponse, curl_line
+from oncekey.verify.recorded_exchange import curl_line
 from oncekey.verify.remedies import REMEDIES
 from oncekey.verify.target import Caller, EffectCounter, RequestTemplate, Target, Variant
 from oncekey.verify.verdict import Status, Verdict, Violation, not_observable
@@ -148,29 +149,33 @@ def _target(response: Any, header: str) -> Target:
         other_caller=settings.other_caller,
         bad_caller=settings.bad_caller,
         key_header=header,
-        effects=settings.effects or _id_counter(response),
-    )
-
-
-def _id_counter(response: Any) -> ResponseIdCounter | None:
-    """Return a counter by the id that this response has; None if it has none."""
-    lines = ((name, value) for name, values in response.headers.items() for value in values)
-    headers = tuple((name, value.encode("latin-1", "replace")) for name, value in lines)
-    return ResponseIdCounter().narrowed(
-        WireResponse(response.status_code, headers, response.content)
+        effects=settings.effects or ResponseIdCounter(),
     )
 
 
 def _run(probe: Probe, target: Target) -> Verdict:
     settings = _state.settings
     budget = Budget(settings.limits.requests, time.monotonic() + settings.limits.total_seconds)
-    run = ProbeRun(target, settings.profile, settings.limits, budget)
     # In a thread of its own, because the caller's may have an event loop that is running.
     with ThreadPoolExecutor(1, thread_name_prefix=check_name(probe)) as thread:
         try:
-            return thread.submit(asyncio.run, probe.run(run)).result()
+            return thread.submit(asyncio.run, _verdict(probe, target, settings, budget)).result()
         except BudgetSpent as spent:
             return not_observable(probe.guarantee, f"not finished: {spent}", "Raise the limits.")
+
+
+async def _verdict(
+    probe: Probe, target: Target, settings: CheckSettings, budget: Budget
+) -> Verdict:
+    """Run the probe; ids count only if they are seen to tell operations apart."""
+    if settings.effects is None:
+        try:
+            first = await try_first_request(target, settings.profile, settings.limits, budget)
+        except FirstRequestFailed as failed:
+            advice = "Give configure(effects=...), or requests that succeed more than once."
+            return not_observable(probe.guarantee, str(failed), advice)
+        target = first.target
+    return await probe.run(ProbeRun(target, settings.profile, settings.limits, budget))
 
 
 def _message(verdict: Verdict, origin: str) -> str:

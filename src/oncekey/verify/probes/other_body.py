@@ -77,8 +77,7 @@ class OtherBodyAfter:
         if judged is not None:
             return judged
         if was_run:
-            shown = (*known.shown, other_answer)
-            return _refused_but_run(self.guarantee, other_answer, *shown)
+            return _refused_but_run(self.guarantee, other_answer, *known.shown, other_answer)
         later = await lost_outcome(run, known, "the first request again")
         if later is not None:
             what = (
@@ -165,7 +164,7 @@ class OtherBodyDuring:
             then = ""
             if is_refusal(late) and late.status not in run.profile.in_flight:
                 then = f"is refused with {late.outcome()}"
-            elif late.is_success and same_body(plain.first, late):
+            elif late.is_success and same_content(plain.first, late):
                 then = "gets that operation's response"
             if then:
                 what = (
