@@ -11,6 +11,7 @@ from oncekey.verify.probes import lost_responses, outcome_evidence, unusual_resp
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcome_evidence, "FAILURE_SECONDS", 0.2)
     monkeypatch.setattr(outcome_evidence, "COUNTER_LAG_SECONDS", 0.1)
+    monkeypatch.setattr(outcome_evidence, "LATE_EFFECT_SECONDS", 0.0)
     monkeypatch.setattr(outcome_evidence, "QUIET_SECONDS", 0.01)
     monkeypatch.setattr(lost_responses, "COMES_BACK_MARGIN_SECONDS", 0.02)
     monkeypatch.setattr(unusual_responses, "STORE_SECONDS", 0.2)

@@ -168,7 +168,7 @@ class RawConnection:
         else:
             wanted = length // 2 if point is DropPoint.MID_BODY else length - 1
             while len(self._body) < wanted:
-                await self._read_one()
+                await self._advance(min(wanted - len(self._body), _READ_BYTES))
         return self._read_so_far(is_complete=False)
 
     def abort(self) -> None:

@@ -65,7 +65,7 @@ async def is_said(
     elif not is_refusal(told):
         findings.unseen.append(f"{name}: {told.outcome()}")
     elif operation is not None and await had_effect(run, operation):
-        what = f"{name} is refused with {told.outcome()}, and the request had its effect"
+        what = f"{name}: refused with {told.outcome()}, and the request had its effect"
         findings.add(Fault.REFUSED_BUT_RUN, what, *shown, told)
     elif wanted and told.status not in wanted:
         statuses = " or ".join(map(str, sorted(wanted)))

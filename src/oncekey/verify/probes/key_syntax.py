@@ -157,15 +157,15 @@ async def _check_forms(run: ProbeRun, known: KnownOutcome, findings: Findings) -
 
 async def _check_empty(run: ProbeRun, known: KnownOutcome, findings: Findings) -> None:
     """An empty key is refused, or is no key; as a key it would be everybody's."""
+    other = run.other_request(known.operation)
+    mismatch = None if other is None else await answer(run, other, "another body, same key")
     operation = await run.operation()
     first = await send_key(run, operation, [b""], "an empty key")
-    if is_refusal(first):
-        other = run.other_request(known.operation)
-        mismatch = None if other is None else await answer(run, other, "another body, same key")
-        if mismatch is not None and mismatch.status == first.status and same_body(mismatch, first):
-            what = f"an empty key is one that was used before: {first.outcome()}, as for a mismatch"
-            findings.add(Fault.KEY_ACCEPTED, what, *known.shown, mismatch, first)
-            return
+    is_alike = mismatch is not None and mismatch.status == first.status
+    if mismatch is not None and is_alike and is_refusal(first) and same_body(mismatch, first):
+        what = f"an empty key is one that was used before: {first.outcome()}, as for a mismatch"
+        findings.add(Fault.KEY_ACCEPTED, what, *known.shown, mismatch, first)
+        return
     if await is_said(run, first, (), "an empty key", findings, operation):
         return
     second = await send_key(run, await run.operation(), [b""], "an empty key, another request")

@@ -20,6 +20,7 @@ from oncekey.verify.probes.outcome_evidence import (
     cannot_count,
     count_effects,
     last_answer,
+    late_effect,
     violation,
 )
 from oncekey.verify.raw_connection import DropPoint
@@ -96,17 +97,26 @@ class LostResponse:
         if not _sees_lost_responses(run):
             return _only_responses_are_counted(self.guarantee)
         good: dict[DropPoint, int] = dict.fromkeys(DropPoint, 0)
+        returns: list[Return] = []
         ends_at = time.monotonic() + LEAVING_SECONDS
-        for point in [point for _ in range(DROPS_PER_POINT) for point in DropPoint]:
+        plan = [(Variant.MAIN, point) for _ in range(DROPS_PER_POINT) for point in DropPoint]
+        if run.has(Variant.LARGE):
+            # A small response has left the server as a whole when its client leaves.
+            plan.insert(len(DropPoint), (Variant.LARGE, DropPoint.MID_BODY))
+        for variant, point in plan:
             if time.monotonic() >= ends_at:
                 break
-            done = await _drop(run, point)
+            done = await _drop(run, variant, point)
             if done is None:
                 return cannot_count(run, self.guarantee)
+            returns.append(done)
             found = _lost_response_fault(run, point, done)
             if found is not None:
                 return violated(self.guarantee, [found], n=sum(good.values()) + 1)
-            good[point] += done.was_left and done.retry.is_success
+            good[point] += done.was_left and done.retry.is_success and done.effects == 1
+        found = await _late_fault(run, returns, Fault.RERUN_AFTER_LOST_RESPONSE)
+        if found is not None:
+            return violated(self.guarantee, [found], n=sum(good.values()))
         return self._conclusion(good)
 
     def _conclusion(self, good: dict[DropPoint, int]) -> Verdict:
@@ -165,6 +175,9 @@ class Disconnect:
             returns.append(done)
             if done.was_left and done.is_blocked:
                 break
+        found = await _late_fault(run, returns, Fault.LOST_ON_DISCONNECT)
+        if found is not None:
+            return violated(self.guarantee, [found], n=len(returns), window=_where(returns))
         return self._conclusion(returns, has_slow=slow is not None)
 
     async def _refused(self, run: ProbeRun, done: Return) -> Verdict:
@@ -212,8 +225,16 @@ class Disconnect:
         )
 
 
-async def _drop(run: ProbeRun, point: DropPoint) -> Return | None:
-    operation = await run.operation()
+async def _late_fault(run: ProbeRun, returns: list[Return], fault: Fault) -> Violation | None:
+    late = await late_effect(run, [(done.operation, done.effects) for done in returns])
+    if late is None:
+        return None
+    what = "a client left and came back; there was one effect at first, and more a moment later"
+    return violation(fault, what, run, late)
+
+
+async def _drop(run: ProbeRun, variant: Variant, point: DropPoint) -> Return | None:
+    operation = await run.operation(variant)
     left = await run.send_and_drop(operation.request(), point)
     return await _come_back(run, operation, left)
 

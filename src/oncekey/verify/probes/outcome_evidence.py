@@ -31,6 +31,8 @@ PLAIN_SECONDS = 10.0
 FAILURE_SECONDS = 5.0
 # A counter may lag behind the API by this much.
 COUNTER_LAG_SECONDS = 3.0
+# A second effect may come later than the first one, from a queue or a job; it is waited for.
+LATE_EFFECT_SECONDS = 1.5
 # A violation shows at most so many exchanges.
 SHOWN_EXCHANGES = 8
 PAUSE_MIN_SECONDS = 0.05
@@ -47,6 +49,9 @@ HOW_TO_COUNT_ONE = (
 HOW_TO_COUNT_LOST = (
     "Count effects by --count-url, --count-command or --count-sql: ids in responses say nothing "
     "about an operation whose response was lost."
+)
+UNSEEN_REFUSED = (
+    "effects of requests that were refused or failed: the ids in responses do not tell of them"
 )
 HOW_TO_GIVE_SLOW = "Give one: --variant slow=BODY and --slow DURATION, or [variants.slow] and slow."
 
@@ -191,6 +196,34 @@ async def count_effects(run: ProbeRun, operation: Operation, *, at_least: int = 
         return await run.effects(operation)
     await asyncio.sleep(QUIET_SECONDS)
     return effects if await run.effects(operation) == effects else None
+
+
+async def late_effect(run: ProbeRun, counted: Sequence[tuple[Operation, int]]) -> Operation | None:
+    """Return an operation that had a second effect some time after it was counted, if one had.
+
+    `counted` are all operations since the first of them, with their effects until now.
+    """
+    counter = run.target.effects
+    once = [operation for operation, effects in counted if effects == 1]
+    if counter is None or not counter.sees_lost_responses or not once:
+        return None
+    await asyncio.sleep(LATE_EFFECT_SECONDS)
+    if counter.is_total:
+        if len(once) < len(counted):
+            return None  # what the others did is not known
+        total = await count_effects(run, once[0], at_least=len(once))
+        return once[-1] if total is not None and total > len(once) else None
+    for operation in once:
+        effects = await count_effects(run, operation)
+        if effects is not None and effects > 1:
+            return operation
+    return None
+
+
+def unseen_of_ids(run: ProbeRun) -> tuple[str, ...]:
+    """What a counter of ids cannot see, for a verdict that stands on one."""
+    counter = run.target.effects
+    return () if counter is None or counter.sees_lost_responses else (UNSEEN_REFUSED,)
 
 
 def cannot_count(run: ProbeRun, guarantee: Guarantee) -> Verdict:

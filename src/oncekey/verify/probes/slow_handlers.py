@@ -19,6 +19,8 @@ from oncekey.verify.probes.outcome_evidence import (
     cannot_count,
     count_effects,
     last_answer,
+    late_effect,
+    unseen_of_ids,
     violation,
 )
 from oncekey.verify.profile import Profile
@@ -111,9 +113,15 @@ class SlowHandler:
                 n = len(done.during) + 1
                 return violated(self.guarantee, [found], n=n, window=_window(done))
             seen[variant] = done
-        return self._conclusion(seen)
+        late = await late_effect(run, [(done.operation, done.effects) for done in seen.values()])
+        if late is not None:
+            what = "a slow request and its duplicates had one effect at first, and more afterwards"
+            found = violation(Fault.STALE_RESET, what, run, late)
+            done = seen[late.variant]
+            return violated(self.guarantee, [found], n=len(done.during) + 1, window=_window(done))
+        return self._conclusion(run, seen)
 
-    def _conclusion(self, seen: dict[Variant, Overlap]) -> Verdict:
+    def _conclusion(self, run: ProbeRun, seen: dict[Variant, Overlap]) -> Verdict:
         slow, failing = seen.get(Variant.SLOW), seen.get(Variant.SLOW_FAILING)
         unseen = []
         if failing is None or failing.success is None:
@@ -133,7 +141,7 @@ class SlowHandler:
             "the duplicates of a slow request did not run",
             n=len(slow.during) + 1,
             window=_window(slow),
-            unseen=tuple(unseen),
+            unseen=(*unseen, *unseen_of_ids(run)),
         )
 
 
