@@ -79,7 +79,8 @@ If the first request fails, there is `not_begun` with the reason, and `request`.
 there is `dry_run`, and nothing was sent.
 
 A JUnit file has one test case per guarantee: violated is a failure whose `type` is the fault, not
-observable is skipped, or with `--strict` a failure.
+observable is skipped, or with `--strict` a failure. If the first request fails, it has one test
+case, `first-request`, with an error.
 """
 
 # Table -> key -> what it says.

@@ -227,6 +227,19 @@ def test_another_host_is_asked_about_first(
     assert here("verify", FAR, "--dry-run").code == ExitCode.OK
 
 
+def test_a_verification_that_cannot_begin_replaces_the_junit_file(
+    here: Command, url: str, use: None, tmp_path: Path
+) -> None:
+    junit = tmp_path / "verify.xml"
+    junit.write_text("of an earlier run")
+    wrong = ("--caller", "Authorization: Bearer tok_wrong_secret")
+    assert here("verify", url, "-d", "{}", *wrong, "--junit", str(junit)).code == ExitCode.USAGE
+    (suite,) = ElementTree.parse(junit).iter("testsuite")
+    (error,) = suite.iter("error")
+    assert suite.get("errors") == "1"
+    assert "the request is not a valid one" in str(error.get("message"))
+
+
 def test_a_request_that_is_refused_stops_it(here: Command, url: str, use: None) -> None:
     ran = here("verify", url, "-d", "{}", "--caller", "Authorization: Bearer tok_wrong_secret")
     assert ran.code == ExitCode.USAGE

@@ -22,7 +22,7 @@ from oncekey.verify.observability import far_counter
 from oncekey.verify.probe import Budget, Probe
 from oncekey.verify.report_html import html_report
 from oncekey.verify.report_json import json_report
-from oncekey.verify.report_junit import junit_report
+from oncekey.verify.report_junit import junit_report, junit_without_verdicts
 from oncekey.verify.target import Target, Variant
 from oncekey.verify.verdict import Status, Verdict
 from oncekey.verify.verification import Verification, verify
@@ -44,6 +44,8 @@ def run_verify(options: VerifyOptions) -> ExitCode:
         verification = asyncio.run(_verify(plan, out))
     except FirstRequestFailed as failed:
         verify_report.print_first_failure(failed, plan, out)
+        if options.junit is not None:
+            _write(options.junit, junit_without_verdicts(plan.target, str(failed)))
         was_sent = failed.exchange is not None and failed.exchange.response is not None
         return ExitCode.USAGE if was_sent else ExitCode.FAILED
     _write_files(verification, options)

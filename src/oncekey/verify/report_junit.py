@@ -41,6 +41,26 @@ def junit_report(verification: Verification, *, strict: bool = False) -> str:
         ElementTree.SubElement(properties, "property", name=name, value=value)
     for record in verification.records:
         suite.append(_case(record, verification.target, strict))
+    return _document(suite)
+
+
+def junit_without_verdicts(target: Target, reason: str) -> str:
+    """Return the file of a verification that could not begin: one error.
+
+    Without it the file of an earlier run would still be there, and say that all is well.
+    """
+    counts = {"tests": "1", "failures": "0", "errors": "1", "skipped": "0"}
+    suite = ElementTree.Element(
+        "testsuite", {"name": _clean(f"oncekey verify {target.origin}"), **counts}
+    )
+    case = ElementTree.SubElement(
+        suite, "testcase", classname="oncekey.verify", name="first-request"
+    )
+    ElementTree.SubElement(case, "error", type="not-begun", message=_clean(reason))
+    return _document(suite)
+
+
+def _document(suite: ElementTree.Element) -> str:
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
     ElementTree.indent(suites)

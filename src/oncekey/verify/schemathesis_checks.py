@@ -24,7 +24,7 @@ from oncekey.verify.probes import PROBES
 from oncekey.verify.profile import PROFILE_DEFAULT, Profile
 from oncekey.verify.raw_connection import Origin
 from oncekey.verify.recorded_exchange import curl_line
-from oncekey.verify.remedies import REMEDIES
+from oncekey.verify.remedies import remedy
 from oncekey.verify.target import Caller, EffectCounter, RequestTemplate, Target, Variant
 from oncekey.verify.verdict import Status, Verdict, Violation, not_observable
 
@@ -182,7 +182,7 @@ def _message(verdict: Verdict, origin: str) -> str:
 def _violation_text(violation: Violation, origin: str) -> str:
     lines = [f"{violation.fault.title} ({violation.fault.slug}): {violation.what}"]
     lines.append(f"Likely cause: {violation.fault.cause}.")
-    lines.append(f"How to mend it: {REMEDIES[violation.fault]}")
+    lines.append(f"How to mend it: {remedy(violation.fault)}")
     for exchange in violation.exchanges:
         lines.append(f"  {curl_line(exchange.request, origin)}")
         lines.append(f"    -> {exchange.outcome()}")
