@@ -277,6 +277,14 @@ def test_an_owner_that_was_killed_need_not_be_heard() -> None:
     assert made.violations() == []
 
 
+def test_a_transaction_that_has_lost_its_connection_holds_nothing() -> None:
+    made = HandMade("transactional").send(1.0, 1).engine(1.05, "claimed").body(1.06, 3.0)
+    made.engine(2.0, "claimed", FENCE + 1).body(2.0, 3.1, FENCE + 1)
+    made.engine(3.2, "finished", FENCE + 1).reply(3.3, 1)
+    made.add(200.0, "row", id=ID, run="e-1", cents=1)
+    assert made.record(fence=FENCE + 1).finished().violations() == []
+
+
 def test_a_kill_long_after_the_end_is_no_excuse_unless_something_was_in_the_way() -> None:
     made = unheard_owner().fault(15.0, 16.0, "worker killed", "worker 0")
     assert made.violated() == {"I14"}

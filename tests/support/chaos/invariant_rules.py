@@ -152,6 +152,8 @@ def i4_row_and_record(operation: OperationHistory, run: RunHistory) -> Iterator[
 def i5_no_early_takeover(
     operation: OperationHistory, run: RunHistory
 ) -> Iterator[tuple[str, float]]:
+    if operation.level == "transactional":
+        return  # it has no lease: its lock ends with its connection, and then it cannot commit
     for taken in operation.grants():
         for hold in operation.holds:
             if hold["lost"] or hold["fence"] >= taken["fence"] or hold["at"] <= taken["at"]:
