@@ -75,6 +75,57 @@ def lost_row() -> HandMade:
     return good(made)
 
 
+def two_rows_of_one_run() -> HandMade:
+    """As if one transaction had been committed twice."""
+    made = HandMade("transactional").send(1.0, 1).reply(1.2, 1)
+    row = {"id": ID, "run": "e-1", "cents": 1}
+    return good(made.add(200.0, "row", **row).add(200.0, "row", **row))
+
+
+def error_after_the_answer() -> HandMade:
+    return good(answered().send(6.0, 3).reply(6.1, 3, 500))
+
+
+def row_without_its_record() -> HandMade:
+    made = HandMade("transactional").send(1.0, 1).reply(1.2, 1, 422, code="key-reused")
+    made.send(0.5, 2, "other body").reply(0.6, 2, 503, code="rows-unavailable")
+    return made.add(200.0, "row", id=ID, run="r-1", cents=1).finished()
+
+
+def record_without_its_row() -> HandMade:
+    made = HandMade("transactional").send(1.0, 1).reply(1.2, 1, 422, code="key-reused")
+    made.send(0.5, 2, "other body").reply(0.6, 2, 503, code="rows-unavailable")
+    return good(made)
+
+
+def claimed_anew_while_it_is_held() -> HandMade:
+    """The store has lost the claim, and the provider has recognised the child key."""
+    made = HandMade("fenced").send(1.0, 1).engine(1.05, "claimed").body(1.06, 3.0).effect(1.1)
+    made.engine(2.0, "claimed", FENCE + 1, 2).engine(3.2, "finished", FENCE + 1).reply(3.3, 1)
+    return made.record(fence=FENCE + 1).finished()
+
+
+def one_fence_for_two_workers() -> HandMade:
+    made = answered("fenced").engine(1.07, "claimed")
+    made.events[-1]["by"] = "worker-1"
+    return good(made)
+
+
+def retry_safe_and_unknown() -> HandMade:
+    return good(answered("fenced").send(0.1, 3).reply(0.2, 3, 409, code="outcome-unknown"))
+
+
+def begun_without_a_record() -> HandMade:
+    made = HandMade("once").send(1.0, 1).body(1.06, 1.2).effect(1.1)
+    made.fault(1.2, 1.3, "worker killed", "worker 0")
+    return made.send(150.0, 2).reply(150.1, 2, 409, code="outcome-unknown").finished()
+
+
+def freed_although_it_ended() -> HandMade:
+    made = HandMade("once").send(1.0, 1).engine(1.05, "claimed").body(1.06, 1.2).effect(1.1)
+    return made.send(9.0, 2).reply(9.1, 2, 409, code="outcome-unknown").record(0).finished()
+
+
 def early_takeover() -> HandMade:
     made = HandMade("fenced").send(1.0, 1).engine(1.05, "claimed").body(1.06, 3.0).effect(1.1)
     made.engine(2.0, "takeover", FENCE + 1, 2).engine(3.2, "finished", FENCE + 1).reply(3.3, 1)
@@ -160,28 +211,37 @@ def replay_for_a_bad_token() -> HandMade:
 BROKEN: list[tuple[str, Callable[[], HandMade]]] = [
     ("I1", two_effects),
     ("I1", two_rows),
+    ("I1", two_rows_of_one_run),
     ("I2", two_finishes),
     ("I2", two_first_answers),
     ("I3", another_answer),
     ("I4", in_flight_after_the_answer),
     ("I4", unknown_after_the_answer),
     ("I4", lost_row),
+    ("I4", error_after_the_answer),
+    ("I4", row_without_its_record),
+    ("I4", record_without_its_row),
     ("I5", early_takeover),
+    ("I5", claimed_anew_while_it_is_held),
     ("I6", a_lower_fence_later),
     ("I6", an_old_fence_in_the_record),
+    ("I6", one_fence_for_two_workers),
     ("I7", two_requests_under_one_key),
     ("I7", mismatch_with_itself),
     ("I8", answer_of_another_caller),
     ("I9", two_bodies_of_one_fence),
     ("I10", in_flight_long_after_the_faults),
+    ("I10", retry_safe_and_unknown),
     ("I11", pending_at_the_end),
     ("I11", nobody_knows),
     ("I11", message_without_effect),
     ("I11", not_complete),
     ("I12", swept_too_early),
+    ("I12", begun_without_a_record),
     ("I13", no_record),
     ("I13", record_with_another_answer),
     ("I14", unheard_owner),
+    ("I14", freed_although_it_ended),
     ("I15", replay_for_a_bad_token),
 ]
 
@@ -215,6 +275,27 @@ def test_a_takeover_after_a_jump_of_the_databases_clock_is_not_judged() -> None:
 def test_an_owner_that_was_killed_need_not_be_heard() -> None:
     made = unheard_owner().fault(1.3, 1.9, "worker killed", "worker 0")
     assert made.violations() == []
+
+
+def test_a_transaction_that_has_lost_its_connection_holds_nothing() -> None:
+    made = HandMade("transactional").send(1.0, 1).engine(1.05, "claimed").body(1.06, 3.0)
+    made.engine(2.0, "claimed", FENCE + 1).body(2.0, 3.1, FENCE + 1)
+    made.engine(3.2, "finished", FENCE + 1).reply(3.3, 1)
+    made.add(200.0, "row", id=ID, run="e-1", cents=1)
+    assert made.record(fence=FENCE + 1).finished().violations() == []
+
+
+def test_a_kill_long_after_the_end_is_no_excuse_unless_something_was_in_the_way() -> None:
+    made = unheard_owner().fault(15.0, 16.0, "worker killed", "worker 0")
+    assert made.violated() == {"I14"}
+    made = unheard_owner().fault(15.0, 16.0, "worker killed", "worker 0")
+    assert made.fault(1.15, 14.0, "worker paused", "worker 0").violations() == []
+
+
+def test_a_driver_that_loses_the_connection_of_the_rows_is_no_violation() -> None:
+    made = answered("transactional").send(6.0, 3).reply(6.1, 3, 500)
+    made.add(200.0, "row", id=ID, run="e-1", cents=1)
+    assert good(made).violations() == []
 
 
 def test_the_kill_of_another_worker_is_no_excuse() -> None:

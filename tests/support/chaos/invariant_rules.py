@@ -15,27 +15,29 @@ from itertools import pairwise
 from typing import Final
 
 from tests.support.chaos.chaos_plan import LEASE_SECONDS
-from tests.support.chaos.operation_history import OperationHistory, RunHistory
+from tests.support.chaos.operation_history import OperationHistory, RunHistory, Try
 
 OBSERVED: Final = {
     "I1": "a key has one row or one effect at the provider, however often it was sent",
     "I2": "one fence finishes; one request gets the answer that is not a replay",
     "I3": "all answers under a key have the same bytes",
     "I4": "once a client has an answer, no later request gets anything but it, or an error that "
-    "says that the store is away; the record is there at the end, and the effect too",
-    "I5": "no takeover is granted while the owner's own clock says that it still holds the key; "
+    "says that the store is away; the record is there at the end, and the effect too; a "
+    "transaction has left both its row and its record, or neither",
+    "I5": "nobody else is granted a key while its owner's own clock says that it still holds it; "
     "not judged around jumps of the database's clock. Whether a body begins late is not seen: a "
     "pause may fall between the look at the clock and the body's first line",
-    "I6": "no fence is given to two bodies, later attempts have higher fences, and the record has "
-    "the highest",
+    "I6": "no fence is given to two bodies or workers, later attempts have higher fences, and the "
+    "record has the highest",
     "I7": "two different requests never both succeed under a key, and a request is refused only if "
     "another one was sent under its key",
     "I8": "an answer names the caller that asked; another caller's key has its own effect",
     "I9": "a lost reply of the store never makes one fence begin two bodies",
     "I10": "once all faults are healed, no key is in flight for longer than a lease (and the jump "
-    "of a clock)",
+    "of a clock); what is retry-safe or in a transaction is never unknown",
     "I11": "every operation has an outcome in the end, and no record is pending",
-    "I12": "the sweeper runs all the time, and every answered key still has its record at the end",
+    "I12": "the sweeper runs all the time, and every key whose body began, or that was answered, "
+    "still has its record at the end",
     "I13": "the record at the end has the very bytes that clients got before crashes and failovers",
     "I14": "a body that ended in a process that was not killed has an outcome, also if its client "
     "had left, or the server was being stopped",
@@ -45,8 +47,11 @@ OBSERVED: Final = {
 STATE_PENDING, STATE_SUCCEEDED, STATE_FAILED, STATE_UNKNOWN = 1, 2, 3, 4
 # What a request may get at any time: the store, or the database of the rows, is away.
 AWAY: Final = frozenset({"unavailable", "not-recorded", "rows-unavailable"})
+AWAY_STATUS: Final = 503
+NEVER_UNKNOWN: Final = ("transactional", "fenced", "queue")
 MARGIN_SECONDS: Final = 10.0
 STORED_WITHIN_SECONDS: Final = 20.0  # an outcome, while the store comes and goes
+STORED_SOON_SECONDS: Final = 5.0  # an outcome, if nothing is in its way
 DATABASE_FAULTS: Final = ("database", "store network")
 
 
@@ -83,8 +88,8 @@ def first_of_each(violations: Sequence[Violation]) -> list[Violation]:
 
 
 def i1_one_effect(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
-    if len(operation.effect_ids()) > 1:
-        found = operation.rows if operation.level == "transactional" else operation.effects
+    found = operation.rows if operation.level == "transactional" else operation.effects
+    if len(found) > 1:
         times = ", ".join(f"{one['at']:.2f} s" for one in found)
         where = "rows" if operation.level == "transactional" else f"effects, at {times}"
         yield f"it has {len(found)} {where}", found[1]["at"]
@@ -116,7 +121,7 @@ def i4_answer_stays(operation: OperationHistory, run: RunHistory) -> Iterator[tu
     for one in operation.tries.values():
         if one.variant != first.variant or one.sent <= first.came or one.came is None:
             continue
-        if not one.is_success and one.code not in AWAY and one.status < 500:
+        if not one.is_success and not _says_away(one, operation):
             yield (
                 f"request {one.number} got {one.status} {one.code} after request {first.number} "
                 f"had got the answer",
@@ -127,11 +132,29 @@ def i4_answer_stays(operation: OperationHistory, run: RunHistory) -> Iterator[tu
         yield f"a client was told of the effect {told}, which is not there", first.came
 
 
+def _says_away(one: Try, operation: OperationHistory) -> bool:
+    """True if a reply says that the store is away, or the rows of a transaction: if their driver
+    loses its connection, the app answers 500."""
+    if one.status == AWAY_STATUS or one.code in AWAY:
+        return True
+    return operation.level == "transactional" and one.status >= 500
+
+
+def i4_row_and_record(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
+    if operation.level != "transactional" or next(operation.successes(), None) is not None:
+        return  # what a client was told is compared above, and in I13
+    has_record = operation.record is not None and operation.record["state"] == STATE_SUCCEEDED
+    if has_record != bool(operation.rows):
+        left = "its record, but no row" if has_record else "a row, but no record of its success"
+        yield f"its transaction has left {left}", run.ended["at"] if run.ended else 0.0
+
+
 def i5_no_early_takeover(
     operation: OperationHistory, run: RunHistory
 ) -> Iterator[tuple[str, float]]:
-    takeovers = [one for one in operation.grants() if one["what"] == "takeover"]
-    for taken in takeovers:
+    if operation.level == "transactional":
+        return  # it has no lease: its lock ends with its connection, and then it cannot commit
+    for taken in operation.grants():
         for hold in operation.holds:
             if hold["lost"] or hold["fence"] >= taken["fence"] or hold["at"] <= taken["at"]:
                 continue
@@ -139,8 +162,8 @@ def i5_no_early_takeover(
             # Afterwards the clock stays where it jumped to, and a promoted server has it too.
             if not run.faults_between(began - LEASE_SECONDS, hold["at"], "database clock jumps"):
                 yield (
-                    f"fence {taken['fence']} took over while the owner with fence {hold['fence']} "
-                    "still held the key by its own clock",
+                    f"fence {taken['fence']} was granted while the owner with fence "
+                    f"{hold['fence']} still held the key by its own clock",
                     taken["at"],
                 )
 
@@ -154,6 +177,9 @@ def i6_fences_grow(operation: OperationHistory, run: RunHistory) -> Iterator[tup
     for earlier, later in pairwise(grants):
         if later["fence"] > earlier["fence"] and later["attempt"] <= earlier["attempt"]:
             yield f"the attempts, by fence, are {attempts}", later["at"]
+        if later["fence"] == earlier["fence"] and later["by"] != earlier["by"]:
+            who = f"{earlier['by']} and {later['by']}"
+            yield f"fence {later['fence']} was granted to {who}", later["at"]
     record = operation.record
     if record is not None and record["fence"] < grants[-1]["fence"]:
         yield f"fence {grants[-1]['fence']} was granted, but the record has {record['fence']}", last
@@ -204,6 +230,17 @@ def i10_free_after_its_lease(
             return
 
 
+def i10_repeatable_is_never_unknown(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    if operation.level not in NEVER_UNKNOWN:
+        return
+    for one in operation.tries.values():
+        if one.code == "outcome-unknown":
+            yield f"request {one.number} got outcome-unknown, but it can be repeated", one.sent
+            return
+
+
 def i11_an_outcome_in_the_end(
     operation: OperationHistory, run: RunHistory
 ) -> Iterator[tuple[str, float]]:
@@ -221,6 +258,13 @@ def i11_an_outcome_in_the_end(
     ]
     if asked and not known:
         yield "no client has learnt its outcome", end
+
+
+def i12_records_stay(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
+    if operation.level == "transactional" or operation.record is not None:
+        return  # what is rolled back leaves no record
+    if operation.begins and next(operation.successes(), None) is None:
+        yield "its body began, but there is no record", operation.begins[0]["at"]
 
 
 def i13_durable_before_seen(
@@ -241,9 +285,9 @@ def i13_durable_before_seen(
 def i14_a_healthy_owner_is_heard(
     operation: OperationHistory, run: RunHistory
 ) -> Iterator[tuple[str, float]]:
-    if operation.level not in ("once", "recovered"):
-        return
-    state = operation.record["state"] if operation.record is not None else 0
+    if operation.level not in ("once", "recovered") or operation.record is None:
+        return  # a record that is missing is I12 or I13
+    state = operation.record["state"]
     for ended in operation.ends:
         until = ended["at"] + STORED_WITHIN_SECONDS
         mine = ended["by"].replace("-", " ")
@@ -252,11 +296,14 @@ def i14_a_healthy_owner_is_heard(
             for fault in run.faults_between(ended["at"] - 1, until)
             if fault["target"] == mine and fault["what"] != "worker paused"
         ]
-        killed = [fault for fault in hit if fault["what"] == "worker killed"]
-        away = [one for one in run.faults_between(ended["at"] - 5, until) if _is_database(one)]
+        near = run.faults_between(ended["at"] - 5, until)
+        away = [fault for fault in near if _is_database(fault)]
+        slow = away or [fault for fault in near if fault["target"] == mine and fault not in hit]
+        soon = ended["at"] + (STORED_WITHIN_SECONDS if slow else STORED_SOON_SECONDS)
+        killed = any(one["what"] == "worker killed" and one["at"] <= soon for one in hit)
         if killed or (hit and away) or until > run.healed_at:
             continue
-        if state in (STATE_PENDING, STATE_UNKNOWN):
+        if state not in (STATE_SUCCEEDED, STATE_FAILED):
             yield f"its body ended in {ended['by']}, but the record has state {state}", ended["at"]
 
 
@@ -291,13 +338,16 @@ RULES: Final[tuple[Rule, ...]] = (
     i2_one_finish,
     i3_same_answer,
     i4_answer_stays,
+    i4_row_and_record,
     i5_no_early_takeover,
     i6_fences_grow,
     i7_mismatch_iff_other_request,
     i8_own_answers,
     i9_one_body_per_fence,
     i10_free_after_its_lease,
+    i10_repeatable_is_never_unknown,
     i11_an_outcome_in_the_end,
+    i12_records_stay,
     i13_durable_before_seen,
     i14_a_healthy_owner_is_heard,
     i15_bad_tokens_get_nothing,
