@@ -30,7 +30,7 @@ from tests.support.simulation.seed_search import (
 
 from oncekey.core import recovery
 from oncekey.core.commands import Busy, Claim, Command
-from oncekey.core.record import Record
+from oncekey.core.record import Record, State
 from oncekey.core.state_machine import Decision
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
@@ -127,7 +127,10 @@ def test_a_store_that_forgets_acknowledged_writes_is_noticed() -> None:
 
 
 def test_a_violation_is_told_by_the_smallest_world_that_shows_it() -> None:
-    greedy = replace(REAL, is_garbage=lambda record, now: True)
+    def is_garbage(record: Record, now: int) -> bool:
+        return record.state is State.PENDING or REAL.is_garbage(record, now)
+
+    greedy = replace(REAL, is_garbage=is_garbage)
     violation = find_violation(greedy, range(1_000))
     assert violation is not None
     assert violation.invariant == "I12"
