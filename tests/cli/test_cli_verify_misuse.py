@@ -172,6 +172,20 @@ def test_durations_of_a_file_have_the_ranges_of_the_options(here: Command, tmp_p
     assert "keep: 7.776e+06 s is not from 0.1 to 600 s" in ran.err
 
 
+def test_a_key_header_that_is_given_wins_over_the_documents(here: Command, tmp_path: Path) -> None:
+    key = {"name": "X-Idempotency-Key", "in": "header", "schema": {"type": "string"}}
+    operation = {"parameters": [key], "responses": {"201": {"description": "made"}}}
+    file = tmp_path / "openapi.json"
+    paths = {"/orders": {"post": operation}}
+    info = {"title": "shop", "version": "1"}
+    file.write_text(json.dumps({"openapi": "3.1.0", "info": info, "paths": paths}))
+    told = ("http://127.0.0.1:1", "--openapi", str(file), "--operation", "POST /orders")
+    assert "-H 'X-Idempotency-Key: " in here("verify", *told, "--dry-run").out
+    ran = here("verify", *told, "--dry-run", "--key-header", "My-Key")
+    assert "-H 'My-Key: " in ran.out
+    assert "Idempotency-Key" not in ran.out
+
+
 # --- secrets ------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from oncekey.verify.openapi_requests import (
 from oncekey.verify.probe import Budget, Limits
 from oncekey.verify.profile import IETF
 from oncekey.verify.target import Caller, Target, Variant
-from oncekey.verify.target_settings import OpenAPISettings
+from oncekey.verify.target_settings import OpenAPISettings, split_url
 
 KEY = {"name": "Idempotency-Key", "in": "header", "required": True, "schema": {"type": "string"}}
 
@@ -134,3 +134,64 @@ def test_a_field_has_a_json_value_or_a_text(text: str, parsed: tuple[str, Any]) 
 def test_a_field_without_a_name_or_value_is_refused(text: str) -> None:
     with pytest.raises(OpenAPIProblem, match="NAME=VALUE"):
         parse_field(text)
+
+
+ORDER = {
+    "type": "object",
+    "required": ["order", "cents"],
+    "properties": {"order": {"type": "string"}, "cents": {"type": "integer"}},
+}
+
+
+def generated(folder: Path, base_path: str = "/", **content: Any) -> GeneratedRequests:
+    """The requests of a document whose body has this media type and schema."""
+    media = content.pop("media", "application/json")
+    body = {"content": {media: {"schema": content.pop("schema", ORDER)}}, "required": True}
+    told = OpenAPISettings(
+        write(folder, {**document(requestBody=body), **content}),
+        "POST /orders",
+        fields={"order": "{{unique}}"},
+    )
+    return GeneratedRequests(told, base_path)
+
+
+@pytest.mark.parametrize(
+    ("media", "text"),
+    [
+        ("application/json", '"order": "{{unique}}"'),
+        ("application/x-www-form-urlencoded", "order={{unique}}"),
+        ("multipart/form-data", 'name="order"\r\n\r\n{{unique}}'),
+    ],
+)
+def test_fields_are_set_in_every_kind_of_form(tmp_path: Path, media: str, text: str) -> None:
+    body = generated(tmp_path, media=media).first.body
+    assert text in body
+    assert body.count("order") == 1
+
+
+def test_fields_of_a_body_without_members_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OpenAPIProblem, match="no JSON object and no form"):
+        generated(tmp_path, media="text/plain", schema={"type": "string"})
+
+
+@pytest.mark.parametrize(
+    ("given", "path"), [("", "/v1/orders"), ("/", "/orders"), ("/shop/", "/shop/orders")]
+)
+def test_a_url_without_a_path_means_the_server_of_the_document(
+    tmp_path: Path, given: str, path: str
+) -> None:
+    servers = [{"url": "https://api.example.org/v1"}]
+    assert generated(tmp_path, given, servers=servers).first.path == path
+
+
+def test_a_search_without_requests_left_ends_with_what_it_has(tmp_path: Path) -> None:
+    async def search(requests: int, status: int) -> FoundRequests:
+        with serving(lambda received: Reply(status, {})) as url:
+            origin, _ = split_url(url)
+            spent = Budget(requests, time.monotonic() + 60)
+            return await found_by.find(Target(origin, {}), IETF, Limits(), spent)
+
+    found_by = generated(tmp_path)
+    assert list(asyncio.run(search(1, 201)).variants) == [Variant.MAIN]
+    with pytest.raises(OpenAPIProblem, match=r"none of 1 generated requests .*--max-requests"):
+        asyncio.run(search(1, 404))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
@@ -104,6 +105,8 @@ def plan_of(options: VerifyOptions, probes: Sequence[Probe]) -> VerifyPlan:
     told = FileSettings() if options.config is None else read_target_file(options.config)
     _overlay(told.target, options)
     generated = _generated(told.target)
+    if generated is not None and told.target.key_header is None:
+        told.target.key_header = generated.key_header
     _check_durations(told.target)
     target = told.target.target(generated=None if generated is None else generated.first)
     profile = PROFILES[options.profile or told.profile or PROFILE_DEFAULT.name]
@@ -163,7 +166,7 @@ def _named(option: str, text: str) -> tuple[str, str]:
 
 
 def _generated(told: TargetSettings) -> GeneratedRequests | None:
-    """Return the requests of an OpenAPI document, if there is one; it may name the key header."""
+    """Return the requests of an OpenAPI document, if there is one."""
     if told.openapi.document is None:
         return None
     from oncekey.verify.openapi_requests import GeneratedRequests
@@ -171,11 +174,8 @@ def _generated(told: TargetSettings) -> GeneratedRequests | None:
 
     if told.request.body is not None:
         raise UsageProblem("a body and --openapi: give one of them")
-    _, path = split_url(told.url or "")
-    generated = GeneratedRequests(told.openapi, path.partition("?")[0])
-    if generated.key_header is not None:
-        told.key_header = generated.key_header
-    return generated
+    split_url(told.url or "")
+    return GeneratedRequests(told.openapi, urlsplit(told.url or "").path)
 
 
 def _overlay_effects(told: TargetSettings, options: VerifyOptions) -> None:

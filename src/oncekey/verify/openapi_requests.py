@@ -12,14 +12,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.http.missing_dependency import needs
 from oncekey.verify.probe import Budget, BudgetSpent, Limits, ProbeRun
 from oncekey.verify.profile import Profile
 from oncekey.verify.recorded_exchange import Exchange
-from oncekey.verify.target import KEY_HEADER_DEFAULT, RequestTemplate, Target, Variant
+from oncekey.verify.target import (
+    KEY_HEADER_DEFAULT,
+    RequestTemplate,
+    Target,
+    Variant,
+    new_values,
+)
 from oncekey.verify.target_settings import OpenAPISettings
 
 with needs("verify-openapi"):
@@ -101,13 +107,15 @@ class GeneratedRequests:
     def __init__(self, told: OpenAPISettings, base_path: str) -> None:
         """Read the document. Raises OpenAPIProblem.
 
-        `base_path` stands before the paths of the document, if the API is not at its root.
+        `base_path` stands before the paths of the document, if the API is not at its root. Without
+        one it is the path of the document's own server.
         """
         if not told.document or not told.operation:
             raise OpenAPIProblem("a document and the operation in it are needed, both of them")
         self._told = told
-        self._base = base_path.rstrip("/")
-        self._operation = choose_operation(load_document(told.document), told.operation)
+        schema = load_document(told.document)
+        self._base = (base_path or schema.base_path).rstrip("/")
+        self._operation = choose_operation(schema, told.operation)
         self.key_header = key_header_of(self._operation)
         self._valid = self._sample(GenerationMode.POSITIVE)
         if not self._valid:
@@ -173,8 +181,7 @@ class GeneratedRequests:
         not_taken = {*_NOT_TAKEN, (self.key_header or KEY_HEADER_DEFAULT).lower()}
         for case in cases:
             given_kwargs = case.as_transport_kwargs(f"http://target{self._base}")
-            if fields and isinstance(given_kwargs.get("json"), dict):
-                given_kwargs["json"] = {**given_kwargs["json"], **fields}
+            _set_fields(given_kwargs, fields)
             try:
                 prepared = requests.Request(**given_kwargs).prepare()
                 body = prepared.body or b""
@@ -186,7 +193,8 @@ class GeneratedRequests:
                 for name, value in prepared.headers.items()
                 if name.lower() not in not_taken
             )
-            yield RequestTemplate(str(prepared.method), str(prepared.path_url), headers, text)
+            path = _with_placeholders(str(prepared.path_url))
+            yield RequestTemplate(str(prepared.method), path, headers, _with_placeholders(text))
 
 
 class _Search:
@@ -250,6 +258,32 @@ def _cases(strategy: Any) -> list[Any]:
 
     collect()
     return cases
+
+
+def _with_placeholders(text: str) -> str:
+    """Return a text in which the braces of placeholders are not escaped, as forms and paths do."""
+    for name in new_values(""):
+        text = text.replace(quote(f"{{{{{name}}}}}"), f"{{{{{name}}}}}")
+    return text
+
+
+def _set_fields(kwargs: dict[str, Any], fields: Mapping[str, Any]) -> None:
+    """Set members of a generated body: of a JSON object, a form, or a form in parts.
+
+    Raises OpenAPIProblem where there is nothing of the kind.
+    """
+    if not fields:
+        return
+    if isinstance(kwargs.get("json"), dict):
+        kwargs["json"] = {**kwargs["json"], **fields}
+    elif isinstance(kwargs.get("data"), dict):
+        kwargs["data"] = {**kwargs["data"], **fields}
+    elif isinstance(kwargs.get("files"), list):
+        others = [part for part in kwargs["files"] if part[0] not in fields]
+        texts = [(name, (None, str(value))) for name, value in fields.items()]
+        kwargs["files"] = [*others, *texts]
+    else:
+        raise OpenAPIProblem("the fields cannot be set: the body is no JSON object and no form")
 
 
 def _is_only_body_wrong(case: Any) -> bool:

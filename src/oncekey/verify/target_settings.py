@@ -99,8 +99,9 @@ class OpenAPISettings:
 class TargetSettings:
     """Everything that a user can tell about an API.
 
-    callers   headers by who sends them: main, other, bad; without bad, it is made from main
-    effects   without it, ids in responses are compared
+    callers      headers by who sends them: main, other, bad; without bad, it is made from main
+    effects      without it, ids in responses are compared
+    key_header   without it, it is the usual one
     """
 
     url: str | None = None
@@ -108,7 +109,7 @@ class TargetSettings:
     callers: dict[str, HeaderTexts] = field(default_factory=dict)
     variants: dict[Variant, RequestSettings] = field(default_factory=dict)
     effects: EffectSettings = field(default_factory=EffectSettings)
-    key_header: str = KEY_HEADER_DEFAULT
+    key_header: str | None = None
     quoted_key: bool = False
     keep_seconds: float | None = None
     slow_seconds: float | None = None
@@ -152,9 +153,10 @@ class TargetSettings:
         )
 
     def _key_header(self) -> str:
-        if not _TOKEN.fullmatch(self.key_header):
-            raise ConfigurationError(f"{self.key_header!r} cannot be the name of a header")
-        return self.key_header
+        name = KEY_HEADER_DEFAULT if self.key_header is None else self.key_header
+        if not _TOKEN.fullmatch(name):
+            raise ConfigurationError(f"{name!r} cannot be the name of a header")
+        return name
 
     def _callers(
         self, headers: HeaderTexts, environment: Mapping[str, str]
@@ -191,7 +193,7 @@ class TargetSettings:
     def _check_header(self, name: str) -> None:
         if not _TOKEN.fullmatch(name):
             raise ConfigurationError(f"{name!r} cannot be the name of a header")
-        if name.lower() == self.key_header.lower():
+        if name.lower() == self._key_header().lower():
             raise ConfigurationError(
                 f"{name}: leave it out, each operation gets a key of its own (quoted_key, or "
                 "--quoted-key, sends keys in quotes)"
