@@ -45,8 +45,9 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.dev
 run: $(VENV)/.demo ## start the demo: a payments API and its page (ARGS=--play plays it in the terminal)
 	@$(BIN)/oncekey demo $(ARGS)
 
+# Three processes on two cores: tests wait for servers, leases and kills as much as they compute.
 test: setup ## run every test, on two cores
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: setup ## lint, types, layers, tidiness
 	@$(BIN)/ruff check .

@@ -23,7 +23,7 @@ SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 KEYS = 500 if SOAK else 12  # of each kind
 STRIKES = 30 if SOAK else 2
 WORKERS = 3 if SOAK else 2
-WAIT_S = 240.0 if SOAK else 50.0
+WAIT_S = 240.0 if SOAK else 120.0
 SEED = 17
 
 

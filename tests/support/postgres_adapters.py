@@ -123,7 +123,8 @@ def locked(postgres: Postgres, table: str) -> Iterator[psycopg.Connection[Any]]:
 def waiting(postgres: Postgres, schema: str) -> int:
     """Return how many sessions wait for a lock in a statement about this schema."""
     query = """SELECT count(*) FROM pg_stat_activity
-               WHERE wait_event_type = 'Lock' AND position(%s IN query) > 0"""
+               WHERE wait_event_type = 'Lock' AND position(%s IN query) > 0
+                 AND backend_type = 'client backend'"""  # autovacuum waits too
     rows = postgres.execute(query, (schema,))
     return int(rows[0][0])
 
