@@ -195,3 +195,33 @@ def test_ids_in_responses_do_not_tell_what_lost_responses_did(probe: Probe) -> N
 @pytest.mark.parametrize("probe", [LOST, LEFT])
 def test_a_server_without_keys_is_not_told_that_responses_were_lost(probe: Probe) -> None:
     assert_fault(verdict_on(Keyless, probe), Fault.KEY_IGNORED)
+
+
+class LosesWhatIsCutOff(KeyedServer):
+    """Forgets a large response whose client has left in the middle."""
+
+    async def after_reply(self, received: Received, *, was_reset: bool) -> None:
+        if was_reset and received.body.get("reply") == "large":
+            del self.records[received.key]
+
+
+class ForgetsLargeResponses(KeyedServer):
+    async def run_claimed(self, received: Received) -> Reply:
+        reply = await super().run_claimed(received)
+        if received.body.get("reply") == "large":
+            del self.records[received.key]
+        return reply
+
+
+LARGE = {Variant.LARGE: template(reply="large")}
+
+
+def test_a_large_response_that_is_lost_in_its_middle_is_named() -> None:
+    verdict = verdict_on(LosesWhatIsCutOff, LostResponse(), variants=LARGE)
+    assert_fault(verdict, Fault.RERUN_AFTER_LOST_RESPONSE)
+    assert "dropped in the middle of the body" in verdict.summary
+
+
+def test_a_large_response_that_is_never_kept_is_not_called_lost() -> None:
+    verdict = verdict_on(ForgetsLargeResponses, LostResponse(), variants=LARGE)
+    assert verdict.status is Status.HOLDS, verdict.summary

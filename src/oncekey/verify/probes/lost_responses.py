@@ -100,7 +100,7 @@ class LostResponse:
         returns: list[Return] = []
         ends_at = time.monotonic() + LEAVING_SECONDS
         plan = [(Variant.MAIN, point) for _ in range(DROPS_PER_POINT) for point in DropPoint]
-        if run.has(Variant.LARGE):
+        if run.has(Variant.LARGE) and await _is_remembered(run, Variant.LARGE):
             # A small response has left the server as a whole when its client leaves.
             plan.insert(len(DropPoint), (Variant.LARGE, DropPoint.MID_BODY))
         for variant, point in plan:
@@ -231,6 +231,15 @@ async def _late_fault(run: ProbeRun, returns: list[Return], fault: Fault) -> Vio
         return None
     what = "a client left and came back; there was one effect at first, and more a moment later"
     return violation(fault, what, run, late)
+
+
+async def _is_remembered(run: ProbeRun, variant: Variant) -> bool:
+    """True if a plain retry of such a request is no second run; else another probe says so."""
+    operation = await run.operation(variant)
+    for note in ("first request", "retry"):
+        if not (await last_answer(run, operation.request(), note)).is_success:
+            return False
+    return await count_effects(run, operation) == 1
 
 
 async def _drop(run: ProbeRun, variant: Variant, point: DropPoint) -> Return | None:
