@@ -21,6 +21,7 @@ from tests.verify.guarded_api import (
     Reply,
     assert_faults,
     assert_holds,
+    assert_not_observable,
     template,
     verdict_on,
 )
@@ -230,6 +231,18 @@ def test_one_wrong_replay_of_ten_is_named() -> None:
 
 def test_a_run_after_five_good_replies_is_named() -> None:
     assert_faults(verdict_on(RunsTheFifthRetry, ReplayFidelity()), Fault.KEY_IGNORED)
+
+
+class AlwaysOk(GuardedAPI):
+    """Runs every request, and answers all of them alike."""
+
+    async def guard(self, account: str, key: bytes, asked: Asked) -> Reply:
+        return Reply(200, b'{"ok": true}')
+
+
+def test_a_replay_that_looks_like_a_second_run_shows_nothing() -> None:
+    verdict = verdict_on(AlwaysOk, ReplayFidelity(), effects=None)
+    assert_not_observable(verdict, "a replay looks like a second run")
 
 
 # --- duplicates together ------------------------------------------------------------------------

@@ -7,12 +7,14 @@ from typing import ClassVar
 from oncekey.verify.probe import ProbeRun
 from oncekey.verify.probes.known_outcome import (
     BESIDE_THE_POINT,
+    HOW_TO_SEE_RUNS,
     SEQUENCE,
     answer,
     confirmed,
     effects_of,
     failed_server,
     is_busy,
+    is_marked,
     is_server_failure,
     later_answer,
     members_of_message,
@@ -53,7 +55,7 @@ class ReplayFidelity:
     guarantee: ClassVar = Guarantee.REPLAY_FIDELITY
     sends: ClassVar = (
         f"a request, {FIDELITY_RETRIES} retries, {FIDELITY_RETRIES_TOGETHER} retries together, "
-        "and another request if cookies come back"
+        "and another request if cookies come back, or if nothing counts effects"
     )
 
     async def run(self, run: ProbeRun) -> Verdict:
@@ -91,6 +93,12 @@ class ReplayFidelity:
         n, window = FIDELITY_RETRIES + seen, f"{SEQUENCE}, and {seen} together"
         if found:
             return violated(self.guarantee, found, n=n, window=window)
+        if await _is_always_the_same(run, first, later):
+            return not_observable(
+                self.guarantee,
+                "every operation gets the same response, so a replay looks like a second run",
+                HOW_TO_SEE_RUNS,
+            )
         return holds(
             self.guarantee,
             f"{n} retries got the first response again: {first.outcome()} and "
@@ -122,6 +130,14 @@ async def _together(
         if found:
             return len(told), found
     return len(told), []
+
+
+async def _is_always_the_same(run: ProbeRun, first: Exchange, later: Exchange) -> bool:
+    """True if nothing tells replays from runs: no counter, no mark, and no other response."""
+    if run.target.effects is not None or is_marked(run, later):
+        return False
+    other = await answer(run, (await run.operation()).request(), "another operation")
+    return same_content(first, other)
 
 
 async def _differences(run: ProbeRun, first: Exchange, later: Exchange) -> list[Violation]:
