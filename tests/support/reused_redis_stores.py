@@ -22,6 +22,9 @@ from oncekey.stores.redis import AsyncRedisStore, RedisStore
 
 WallClock = Callable[[], int]
 
+# Six servers of a Cluster share two cores with the tests and their other servers.
+PATIENCE = {"reply_timeout": "20s", "call_timeout": "40s"}
+
 
 @functools.cache
 def _masters() -> list[RedisServer]:
@@ -83,7 +86,7 @@ def _reuse(kind: type, clock: WallClock, servers: str) -> Any:
     key = f"{kind.__name__} {servers}"
     if key not in _open_stores:
         replaceable = ReplaceableClock()
-        _open_stores[key] = kind(address, clock=replaceable), replaceable
+        _open_stores[key] = kind(address, clock=replaceable, **PATIENCE), replaceable
     store, replaceable = _open_stores[key]
     replaceable.clock = clock
     return store
