@@ -13,6 +13,8 @@ import pytest
 from tests.support.verified_apis import served_broken
 from tests.verify.json_server import Reply, serving
 
+from oncekey.cli.open_store import UsageProblem
+from oncekey.cli.verify_options import VerifyOptions, plan_of
 from oncekey.verify.openapi_requests import (
     FoundRequests,
     GeneratedRequests,
@@ -20,9 +22,9 @@ from oncekey.verify.openapi_requests import (
     choose_operation,
     key_header_of,
     load_document,
-    parse_field,
 )
 from oncekey.verify.probe import Budget, Limits
+from oncekey.verify.probes import PROBES
 from oncekey.verify.profile import IETF
 from oncekey.verify.target import Caller, Target, Variant
 from oncekey.verify.target_settings import OpenAPISettings, split_url
@@ -122,20 +124,6 @@ def test_a_document_behind_credentials_is_to_be_saved() -> None:
         load_document(f"{url}/openapi.json")
 
 
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [("a=1", ("a", 1)), ("a=x", ("a", "x")), ('a={"b": 2}', ("a", {"b": 2})), ("a=", ("a", ""))],
-)
-def test_a_field_has_a_json_value_or_a_text(text: str, parsed: tuple[str, Any]) -> None:
-    assert parse_field(text) == parsed
-
-
-@pytest.mark.parametrize("text", ["a", "=1", ""])
-def test_a_field_without_a_name_or_value_is_refused(text: str) -> None:
-    with pytest.raises(OpenAPIProblem, match="NAME=VALUE"):
-        parse_field(text)
-
-
 ORDER = {
     "type": "object",
     "required": ["order", "cents"],
@@ -195,3 +183,26 @@ def test_a_search_without_requests_left_ends_with_what_it_has(tmp_path: Path) ->
     assert list(asyncio.run(search(1, 201)).variants) == [Variant.MAIN]
     with pytest.raises(OpenAPIProblem, match=r"none of 1 generated requests .*--max-requests"):
         asyncio.run(search(1, 404))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("a=1", 1), ("a=x", "x"), ('a={"b": 2}', {"b": 2}), ("a=", "")]
+)
+def test_a_field_of_the_command_line_has_a_json_value_or_a_text(
+    tmp_path: Path, text: str, value: Any
+) -> None:
+    described = {"application/json": {"schema": {"type": "object"}}}
+    path = write(
+        tmp_path, document(parameters=[KEY], requestBody={"content": described, "required": True})
+    )
+    options = VerifyOptions(
+        url="http://127.0.0.1:1", openapi=path, operation="POST /orders", fields=(text,)
+    )
+    assert plan_of(options, PROBES).settings.openapi.fields == {"a": value}
+
+
+@pytest.mark.parametrize("text", ["a", "=1", ""])
+def test_a_field_of_the_command_line_without_a_name_or_value_is_refused(text: str) -> None:
+    options = VerifyOptions(url="http://127.0.0.1:1", openapi="none", fields=(text,))
+    with pytest.raises(UsageProblem, match="NAME=VALUE"):
+        plan_of(options, PROBES)

@@ -7,7 +7,6 @@ exist. So requests are tried, a bounded number of them, and the first accepted o
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -289,14 +288,3 @@ def _set_fields(kwargs: dict[str, Any], fields: Mapping[str, Any]) -> None:
 def _is_only_body_wrong(case: Any) -> bool:
     parts = case.meta.components.items()
     return [place.value for place, part in parts if part.mode.is_negative] == ["body"]
-
-
-def parse_field(text: str) -> tuple[str, Any]:
-    """Return name and value of "name=value"; the value is JSON, or else a text."""
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise OpenAPIProblem(f"{text!r} is not NAME=VALUE")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
