@@ -17,6 +17,7 @@ pytest.register_assert_rewrite("oncekey.testing.contract")
 
 from tests.support import reused_redis_stores, reused_stores  # noqa: E402
 from tests.support.covering_sets import left_to_soak  # noqa: E402
+from tests.support.run_seed import run_seed, seed_of  # noqa: E402
 from tests.support.servers import processes  # noqa: E402
 from tests.support.store_table import STORES, Opener  # noqa: E402
 
@@ -42,6 +43,10 @@ FIRST = (
 )
 
 
+def pytest_report_header() -> str:
+    return f"seed: {run_seed()} (ONCEKEY_SEED={run_seed()} draws the same lots again)"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left = set(left_to_soak(items))
     if left:
@@ -49,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left]
     ranks = {ROOT / "tests" / folder: rank for rank, folder in enumerate(FIRST)}
     items.sort(key=lambda item: ranks.get(item.path.parent, len(FIRST)))
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Return the seed of this test, for `random.Random`; it comes from the seed of the run."""
+    return seed_of(request.node.nodeid)
 
 
 @pytest.fixture(params=STORES)

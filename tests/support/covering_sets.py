@@ -1,4 +1,5 @@
-"""Which tests `make test` leaves to `make soak`: most of a large matrix, and some of servers.
+"""Which tests `make test` leaves to `make soak`: those with the mark `soak`, most of a large matrix,
+and some of servers.
 
 A covering set of strength 1 has every value of every parameter, one of strength 2 every pair of
 values. A matrix of two parameters is thinned to strength 1, where the second parameter only says
@@ -100,7 +101,11 @@ def left_to_soak(items: Sequence[pytest.Item]) -> list[pytest.Item]:
             # The same object stands for the same value in every case.
             values = [id(value) for value in item.callspec.params.values()]
             matrices[name].append((item, values))
-    left = [item for item in items if item.nodeid.partition("[")[0] in SERVER_TESTS]
+    left = [
+        item
+        for item in items
+        if item.get_closest_marker("soak") or item.nodeid.partition("[")[0] in SERVER_TESTS
+    ]
     for name, cases in matrices.items():
         kept = covering(cases, THINNED[name])
         left += [item for item, _ in cases if item not in kept]
