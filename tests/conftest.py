@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
@@ -17,30 +18,22 @@ pytest.register_assert_rewrite("oncekey.testing.contract")
 
 from tests.support import reused_redis_stores, reused_stores  # noqa: E402
 from tests.support.covering_sets import left_to_soak  # noqa: E402
-from tests.support.run_seed import run_seed, seed_of  # noqa: E402
+from tests.support.run_order import put_in_order  # noqa: E402
+from tests.support.run_report import pytest_terminal_summary  # noqa: E402, F401
+from tests.support.run_seed import USUAL, run_seed, seed_of  # noqa: E402
 from tests.support.servers import processes  # noqa: E402
 from tests.support.store_table import STORES, Opener  # noqa: E402
+
+# The examples of Hypothesis are the same in every run with the usual seed, too.
+settings.register_profile(
+    "proof", derandomize=run_seed() == USUAL, deadline=None, database=None, print_blob=True
+)
+settings.load_profile("proof")
 
 # The folders of tests are in memory where the system allows it, as the servers' are: processes are
 # killed here, machines are not, and thousands of tests would wait for a disk.
 if os.access(processes.MEMORY, os.W_OK):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(processes.MEMORY))
-
-
-# The folders with the files that take longest. They come first, so that no core is left with one of
-# them when the other has run out of files.
-FIRST = (
-    "contract",
-    "explore",
-    "fleet",
-    "hammer",
-    "demo",
-    "model",
-    "queues",
-    "fault",
-    "docs",
-    "http",
-)
 
 
 def pytest_report_header() -> str:
@@ -52,8 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=sorted(left, key=lambda item: item.nodeid))
         items[:] = [item for item in items if item not in left]
-    ranks = {ROOT / "tests" / folder: rank for rank, folder in enumerate(FIRST)}
-    items.sort(key=lambda item: ranks.get(item.path.parent, len(FIRST)))
+    put_in_order(items)
 
 
 @pytest.fixture
