@@ -6,6 +6,11 @@ BIN := $(VENV)/bin
 # where bytecode is not kept.
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# uv installs the development set several times as fast as pip. It does not read pip's settings, so
+# it is told the index that pip has; where it cannot get there all the same, pip installs.
+INDEX = $(shell $(BIN)/python -m pip config get global.index-url 2>/dev/null || echo "$$PIP_INDEX_URL")
+UV = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) UV_NATIVE_TLS=1 $(BIN)/uv pip install --quiet --python $(BIN)/python
+INSTALL = install() { $(UV) "$$@" 2>$(VENV)/.uv.log || $(PIP) "$$@"; }; install
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services simulate mutants chaos hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
@@ -19,27 +24,28 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "oncekey needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
-	  { echo "Python's venv module is missing (on Debian: the package python3-venv)"; exit 1; }
+	  { rm -rf $(VENV); echo "Python's venv module is missing (on Debian: the package python3-venv)"; exit 1; }
+	@$(PIP) --require-hashes -r requirements/installer.txt || echo "no uv here; pip installs, which takes longer"
 
 # The sets share one .venv: versions in the smaller sets are those of the development set.
 $(VENV)/.demo: requirements/demo.txt pyproject.toml | $(BIN)/python
 	@echo "installing what the demo needs into $(VENV) ..."
-	@$(PIP) --require-hashes -r requirements/demo.txt
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(INSTALL) --require-hashes -r requirements/demo.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@echo "installing the development set into $(VENV) ..."
-	@$(PIP) --require-hashes -r requirements/dev.txt
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(INSTALL) --require-hashes -r requirements/dev.txt
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.dev
-	@$(PIP) --require-hashes -r requirements/bench.txt
+	@$(INSTALL) --require-hashes -r requirements/bench.txt
 	@touch $@
 
 $(VENV)/.docs: requirements/docs.txt $(VENV)/.dev
-	@$(PIP) --require-hashes -r requirements/docs.txt
+	@$(INSTALL) --require-hashes -r requirements/docs.txt
 	@touch $@
 
 run: $(VENV)/.demo ## start the demo: a payments API and its page (ARGS=--play plays it in the terminal)
@@ -114,8 +120,7 @@ docs-site: $(VENV)/.docs ## build the documentation site into build/site; a dead
 	@PYTHONPATH=. $(BIN)/zensical build --clean --strict
 
 lock: setup ## pin requirements/*.in again, with hashes
-	@$(PIP) uv
-	@for set in dev demo docs bench; do \
+	@for set in installer dev demo docs bench; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-header --output-file requirements/$$set.txt requirements/$$set.in; done
 
