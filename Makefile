@@ -8,12 +8,13 @@ export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # uv installs the development set several times as fast as pip. It does not read pip's settings, so
 # it is told the index that pip has; where it cannot get there all the same, pip installs.
+UV_PROGRAM = $(BIN)/uv
 INDEX = $(shell $(BIN)/python -m pip config get global.index-url 2>/dev/null || echo "$$PIP_INDEX_URL")
-UV = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) UV_NATIVE_TLS=1 $(BIN)/uv pip install --quiet --python $(BIN)/python
+UV = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) UV_NATIVE_TLS=1 $(UV_PROGRAM) pip install --quiet --python $(BIN)/python
 INSTALL = install() { $(UV) "$$@" 2>$(VENV)/.uv.log || $(PIP) "$$@"; }; install
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services simulate mutants chaos hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
+.PHONY: help setup run test quick test-versions test-repeat check bench bench-postgres bench-http bench-stores bench-queues bench-instructions soak soak-services simulate mutants chaos hammer-postgres hammer-stores verify-broken verify-demo verify-peers lock docs docs-site clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
@@ -52,8 +53,20 @@ run: $(VENV)/.demo ## start the demo: a payments API and its page (ARGS=--play p
 	@$(BIN)/oncekey demo $(ARGS)
 
 # Three processes on two cores: tests wait for servers, leases and kills as much as they compute.
+PARALLEL = -n 3 --dist loadfile --no-loadscope-reorder
+
 test: setup ## run every test, on two cores
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+quick: setup ## the tests that need no server and no network, in less than a minute
+	@ONCEKEY_QUICK=1 $(BIN)/python -m pytest -q $(PARALLEL) $(addprefix tests/,core engine contract http client testing) $(ARGS)
+
+test-versions: setup ## the tests on every Python >= 3.11 of this machine (ARGS=--quick: what make quick runs)
+	@$(BIN)/python -m tests.support.python_versions $(ARGS)
+
+N = 10
+test-repeat: setup ## the tests N times, in other orders and with other seeds; LOAD=1 adds a busy neighbour
+	@$(BIN)/python -m tests.support.repeated_runs --times $(N) $(if $(LOAD),--load) $(ARGS)
 
 check: setup ## lint, types, layers, tidiness
 	@$(BIN)/ruff check .
@@ -126,4 +139,4 @@ lock: setup ## pin requirements/*.in again, with hashes
 
 clean: ## remove what make made
 	find src tests bench examples docs_build -name __pycache__ -prune -exec rm -rf {} +
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

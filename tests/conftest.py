@@ -16,7 +16,7 @@ if str(ROOT) not in sys.path:
 
 pytest.register_assert_rewrite("oncekey.testing.contract")
 
-from tests.support import reused_redis_stores, reused_stores  # noqa: E402
+from tests.support import quick_tests, reused_redis_stores, reused_stores  # noqa: E402
 from tests.support.covering_sets import left_to_soak  # noqa: E402
 from tests.support.run_order import put_in_order  # noqa: E402
 from tests.support.run_report import pytest_terminal_summary  # noqa: E402, F401
@@ -42,6 +42,8 @@ def pytest_report_header() -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left = set(left_to_soak(items))
+    if quick_tests.is_asked_for():
+        left |= {item for item in items if not quick_tests.is_quick(item)}
     if left:
         config.hook.pytest_deselected(items=sorted(left, key=lambda item: item.nodeid))
         items[:] = [item for item in items if item not in left]
