@@ -51,17 +51,15 @@ def slowest_files(durations: Iterable[tuple[str, float]]) -> list[str]:
 
 
 def skipped_groups(skipped: Sequence[tuple[str, str]]) -> list[str]:
-    """Return a line for each reason, with how many tests gave it, and in which folders."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
+    """Return a line for each reason, with how many tests gave it, and in which files."""
+    groups: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for node_id, reason in skipped:
-        groups[_DIGITS.sub("N", reason)].append(node_id)
-        groups[_DIGITS.sub("N", reason)].sort()
-    firsts = {_DIGITS.sub("N", reason): reason for _, reason in skipped}
+        groups[_DIGITS.sub("N", reason)][_file(node_id)] += 1
+    examples = {_DIGITS.sub("N", reason): reason for _, reason in skipped}
     lines = []
-    for group, node_ids in sorted(groups.items(), key=lambda item: -len(item[1])):
-        folders = Counter(_folder(node_id) for node_id in node_ids)
-        places = ", ".join(f"{folder} {count}" for folder, count in folders.most_common())
-        lines.append(f"{len(node_ids):7d}  {firsts[group]} ({places})")
+    for group, files in sorted(groups.items(), key=lambda item: -item[1].total()):
+        places = ", ".join(f"{file} {count}" for file, count in sorted(files.items()))
+        lines.append(f"{files.total():7d}  {examples[group]} ({places})")
     return lines
 
 
@@ -79,10 +77,6 @@ def _has_duration(report: object) -> bool:
 
 def _file(node_id: str) -> str:
     return node_id.partition("::")[0]
-
-
-def _folder(node_id: str) -> str:
-    return _file(node_id).rpartition("/")[0]
 
 
 def _reason(report: pytest.TestReport) -> str:
