@@ -22,9 +22,9 @@ from tests.support.servers import processes  # noqa: E402
 from tests.support.store_table import STORES, Opener  # noqa: E402
 
 # The folders of tests are in memory where the system allows it, as the servers' are: processes are
-# killed here, machines are not, and thousands of tests would wait for a disk.
-if os.access(processes.MEMORY, os.W_OK):
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(processes.MEMORY))
+# killed here, machines are not, and thousands of tests would wait for a disk. The run begins here,
+# in the process that starts the others, so that all of them have its folders and its reaper.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(processes.memory_scratch()))
 
 
 # The folders with the files that take longest. They come first, so that no core is left with one of

@@ -178,7 +178,7 @@ def test_a_server_ends_with_the_process_that_started_it(server: Postgres, ending
         assert processes.is_running(pids[0])
         if ending != "exit":
             run.send_signal(signal.Signals[ending])
-    processes.wait_until(lambda: are_gone(pids), "the server is gone", seconds=10)
+    processes.wait_until(lambda: are_gone(pids), "the server is gone", seconds=60)
     if ending != "SIGKILL":
         assert not (server.base / name).exists()
 
