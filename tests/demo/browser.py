@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.servers.debian_packages import cache_folder, fetch
 from tests.support.servers.processes import ServerMissing
+from tests.support.servers.run_folders import note_elsewhere
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -69,6 +70,7 @@ def _unpacked() -> Path:
     if whole.exists():
         return whole
     with tempfile.TemporaryDirectory(dir=whole.parent, prefix=f"{_WHOLE}-") as name:
+        note_elsewhere(Path(name))
         made = Path(name) / "root"
         for part in parts:
             _link(part, made)

