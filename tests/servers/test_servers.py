@@ -20,6 +20,7 @@ from tests.support.servers import (
     Postgres,
     ServerFailed,
     ServerMissing,
+    debian_packages,
     find_postgres,
     pick_postgres,
     processes,
@@ -201,6 +202,15 @@ def test_the_error_of_a_missing_server_says_how_to_get_it() -> None:
     with pytest.raises(ServerMissing, match="postgresql-3") as caught:
         pick_postgres(3)
     assert caught.value.name == "PostgreSQL 3"
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    with (
+        pytest.raises(ServerMissing, match="XDG_CACHE_HOME"),
+        debian_packages.work_folder(tmp_path / "cache" / "program"),
+    ):
+        pass
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has to become another user")

