@@ -139,4 +139,4 @@ lock: setup ## pin requirements/*.in again, with hashes
 
 clean: ## remove what make made
 	find src tests bench examples docs_build -name __pycache__ -prune -exec rm -rf {} +
-	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache build dist src/*.egg-info

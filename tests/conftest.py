@@ -31,9 +31,9 @@ settings.register_profile(
 settings.load_profile("proof")
 
 # The folders of tests are in memory where the system allows it, as the servers' are: processes are
-# killed here, machines are not, and thousands of tests would wait for a disk.
-if os.access(processes.MEMORY, os.W_OK):
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(processes.MEMORY))
+# killed here, machines are not, and thousands of tests would wait for a disk. The run begins here,
+# in the process that starts the others, so that all of them have its folders and its reaper.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(processes.memory_scratch()))
 
 
 def pytest_report_header() -> str:

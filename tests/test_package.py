@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ import oncekey.testing
 import oncekey.testing.contract
 
 TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 PACKAGE = Path(oncekey.__file__).parent
 GUIDE = DOCS / "reference" / "testing.md"
 MAP = (TESTS / "README.md").read_text(encoding="utf-8")
@@ -59,6 +64,67 @@ def test_the_testing_tools_import_without_pytest() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+# --- what is built --------------------------------------------------------------------------------
+
+
+def builds(call: str, folder: Path, into: Path) -> Path:
+    """Build as a front-end does, in the tree itself and without the network; return the file."""
+    script = f"import hatchling.build, sys; print(hatchling.build.{call}(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, into], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return into / done.stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a copy of what a build reads, with files that a working tree has and no clone."""
+    if importlib.util.find_spec("hatchling") is None:
+        pytest.fail("the build back-end is not installed: make setup")
+    copy = tmp_path / "tree"
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore"):
+        shutil.copy(ROOT / name, copy)
+    for left in ("tests/servers.log", "build/lib/oncekey/old.py", "src/oncekey/__pycache__/a.pyc"):
+        (copy / left).parent.mkdir(parents=True, exist_ok=True)
+        (copy / left).touch()
+    return copy
+
+
+def contents(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_install_leaves_nothing_in_the_tree_that_a_later_wheel_takes(
+    tree: Path, tmp_path: Path
+) -> None:
+    removed = tree / "src" / "oncekey" / "removed.py"
+    removed.touch()
+    before = contents(tree)
+    options = ["--no-build-isolation", "--no-index", "--no-deps", "--no-compile", "--quiet"]
+    install = [sys.executable, "-m", "pip", "install", ".", *options]
+    subprocess.run([*install, "--target", tmp_path / "installed"], cwd=tree, check=True)
+    assert (tmp_path / "installed" / "oncekey" / "removed.py").exists()
+    assert contents(tree) == before
+    removed.unlink()
+    with zipfile.ZipFile(builds("build_wheel", tree, tmp_path)) as wheel:
+        assert "oncekey/removed.py" not in wheel.namelist()
+        packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    sources = contents(ROOT / "src")
+    assert packed == {path.as_posix() for path in sources if "__pycache__" not in path.parts}
+
+
+def test_the_source_distribution_has_the_package_and_no_more(tree: Path, tmp_path: Path) -> None:
+    with tarfile.open(builds("build_sdist", tree, tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    beside = {name for name in names if not name.startswith("src/")}
+    assert beside == {
+        *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore", "PKG-INFO")
+    }
+    assert "src/oncekey/py.typed" in names
+    assert not any("__pycache__" in name for name in names)
 
 
 # --- what is documented ---------------------------------------------------------------------------

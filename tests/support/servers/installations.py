@@ -19,6 +19,7 @@ from tests.support.servers.processes import (
     ServerMissing,
     User,
     clean_environment,
+    fresh_name,
     server_user,
 )
 
@@ -72,14 +73,25 @@ def runnable(installation: Installation, base: Path) -> tuple[Installation, User
         return installation, server_user(installation.program("postgres"), base)
     except ServerMissing:
         source = installation.bin.parent
-        copy = base / f"programs-{installation.version}" / source.parent.name / source.name
-        if not copy.exists():
-            shutil.copytree(source, copy, symlinks=True)
-            libraries = source.parent.with_suffix(".libs")  # a wheel has its libraries there
-            if libraries.exists():
-                shutil.copytree(libraries, copy.parent.with_suffix(".libs"))
+        programs = base / f"programs-{installation.version}"
+        if not programs.exists():
+            _copy(source, programs)
+        copy = programs / source.parent.name / source.name
         moved = Installation(copy / installation.bin.name, installation.version)
         return moved, server_user(moved.program("postgres"), base)
+
+
+def _copy(source: Path, programs: Path) -> None:
+    unfinished = programs.with_name(fresh_name(programs.name))
+    copy = unfinished / source.parent.name / source.name
+    shutil.copytree(source, copy, symlinks=True)
+    libraries = source.parent.with_suffix(".libs")  # a wheel has its libraries there
+    if libraries.exists():
+        shutil.copytree(libraries, copy.parent.with_suffix(".libs"))
+    try:
+        unfinished.rename(programs)
+    except OSError:
+        shutil.rmtree(unfinished)  # another process of the run was faster
 
 
 def _folders() -> Iterator[Path]:

