@@ -7,7 +7,7 @@ one such place in oncekey, the next run at the next one, until there are no more
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.engine.interrupter import Interrupter, Stop, TimeLimit
 
 from oncekey import NotReplayable, Once, OutcomeUnknown, current_attempt
 from oncekey.engine.blocking.runner import Runner
+from oncekey.engine.context import enter
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing import FakeClock
 from oncekey.testing.contract.engine_case import wait_until_true
@@ -115,13 +116,15 @@ def check(once: Once, key: str, body: Body, start: Start, interrupted: Interrupt
 
 
 @pytest.fixture
-def closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def closes_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Signals interrupt an interrupted run again, whenever it tries to close its key."""
 
     def close(*_: object) -> None:
         raise Stop
 
     monkeypatch.setattr(Runner, "_close_interrupted", close)
+    yield
+    enter(None)  # nor could it leave its body
 
 
 @pytest.mark.usefixtures("closes_nothing")
