@@ -1,20 +1,19 @@
 """A thread may be interrupted anywhere in the coalescer or its queue: no caller hangs (I11).
 
-Python runs signal handlers where a function begins, after a call and where a loop begins again. In
-each case one caller is interrupted at one such place, in the next case at the next one.
+In each case one caller is interrupted at one place where a Python may run signal handlers (see
+interrupter.py), in the next case at the next one.
 """
 
 from __future__ import annotations
 
-import dis
-import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import pytest
+from tests.engine.interrupter import Interrupter, Stop
 from tests.support.coalescer_replies import reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
@@ -39,10 +38,6 @@ def look(number: int) -> Look:
     return Look(number.to_bytes(16, "big"))
 
 
-class Stop(BaseException):
-    """Raised by a signal handler."""
-
-
 class Caller(threading.Thread):
     """A thread that makes one call, interrupted at the given place in the coalescer, if any."""
 
@@ -51,34 +46,17 @@ class Caller(threading.Thread):
         self.coalescer = coalescer
         self.number = number
         self.place = place
-        self.places = 0
-        self.after: dict[FrameType, str] = {}
         self.outcome: Any = None
 
     def run(self) -> None:
+        interrupted: AbstractContextManager[object] = nullcontext()
         if self.place:
-            sys.settrace(self._trace)
-        try:
-            self.outcome = reply_of(self.coalescer, look(self.number))
-        except (Stop, StoreUnavailable) as error:
-            self.outcome = error
-        finally:
-            sys.settrace(None)
-
-    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename not in TRACED:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "call":
-            self.after[frame] = "RESUME"
-        elif event == "opcode":
-            before = self.after.get(frame, "")
-            self.after[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if before.startswith(("CALL", "RESUME", "JUMP_BACKWARD")):
-                self.places += 1
-                if self.places == self.place:
-                    raise Stop
-        return self._trace
+            interrupted = Interrupter(self.place, Stop, within=TRACED)
+        with interrupted:
+            try:
+                self.outcome = reply_of(self.coalescer, look(self.number))
+            except (Stop, StoreUnavailable) as error:
+                self.outcome = error
 
 
 class Case:

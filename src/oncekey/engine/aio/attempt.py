@@ -141,6 +141,10 @@ class AsyncAttempt(AttemptBase):
         """
         await self._runner.rollback(self)
 
+    def _is_running(self) -> bool:
+        task = task_of(self)
+        return task is not None and not task.done()
+
     async def _drive_step(
         self,
         running: RunningStep,

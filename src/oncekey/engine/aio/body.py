@@ -92,7 +92,7 @@ async def take_value(progress: AsyncProgress, job: Job, value: Any) -> None:
     elif inspect.isawaitable(value):
         progress.waited = True  # a future or the like: what it stands for runs elsewhere
         returned = await value
-        if not progress.has_outcome():
+        if progress.value is NOTHING and progress.error is None:  # see `awaited`
             progress.value = returned
     else:
         progress.value = value

@@ -90,6 +90,9 @@ class AsyncHeartbeat:
             except StopIteration:
                 attempt._mark_lost()
                 return
+            if not attempt._is_running():  # interrupted so often that nobody could forget it
+                self._beats.pop(attempt, None)
+                return
             result = None
             if type(effect) is DeadlineExtended:
                 attempt._extend(effect.deadline)

@@ -76,7 +76,7 @@ def start_task(
 ) -> asyncio.Task[None]:
     """A task; where Python can, it runs at once up to its first real wait."""
     if sys.version_info >= (3, 12):
-        return asyncio.Task(work, loop=loop, eager_start=True)
+        return asyncio.Task(work, loop=loop, eager_start=True)  # novm: not before 3.12
     return asyncio.Task(work, loop=loop, name="oncekey")  # without a number, which costs a text
 
 

@@ -82,9 +82,14 @@ class AsyncRunner(AsyncDriver):
                 progress.attempt_task = progress.attempt_task or task
                 if not progress.is_early:
                     state.tasks.add(task)
+            elif not done.done():
+                task.result()  # raises what interrupted it before its first line
             ended = await done
         except BaseException:
             progress.is_abandoned = True
+            begun = progress.attempt_task
+            if begun is not None and not progress.is_early and not begun.done():
+                state.tasks.add(begun)  # this was interrupted before it could do so
             raise
         if isinstance(ended, AttemptOutcome):
             return conclude(job, ended)
@@ -117,6 +122,8 @@ class AsyncRunner(AsyncDriver):
                 state.tasks.add(task)
             # By its first step the caller has set it, unless the task was started at once.
             task = progress.attempt_task = task or progress.attempt_task or asyncio.current_task()
+            if progress.is_abandoned and not is_early and task is not None:
+                state.tasks.add(task)  # a caller that was interrupted may have been too early to
             engine = self.engine()  # held: else a caller that leaves could drop it while this runs
             go_on = self._go_on if is_early else self._attempt
             ended = await go_on(progress, job, body)

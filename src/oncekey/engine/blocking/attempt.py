@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import Any, Protocol, TypeVar, cast
 
 from oncekey.core.codec import codec_for
@@ -50,9 +51,10 @@ class RunnerProtocol(Protocol):
 class Attempt(AttemptBase):
     """One run of a body, in its thread."""
 
-    __slots__ = ()
+    __slots__ = ("_running",)
 
     _runner: RunnerProtocol
+    _running: Lock  # see `Progress`
 
     def step(
         self,
@@ -127,6 +129,9 @@ class Attempt(AttemptBase):
         done, such as a refusal. Raising Terminal rolls back the rows too, and stores the failure.
         """
         self._runner.rollback(self)
+
+    def _is_running(self) -> bool:
+        return self._running.locked()
 
     def _drive_step(
         self, running: RunningStep, fn: Callable[..., Any], probe: Callable[..., Any] | None

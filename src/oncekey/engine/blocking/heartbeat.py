@@ -144,6 +144,10 @@ class Heartbeat:
     def _update_beats(self) -> None:
         """Make a beat for each attempt that has none, remove those of attempts that ended."""
         attempts = dict(self._attempts)
+        for key, attempt in list(attempts.items()):
+            if not attempt._is_running():  # interrupted so often that nobody could forget it
+                del attempts[key]
+                self.forget(attempt)
         for key in self._beats.keys() - attempts.keys():
             del self._beats[key]
         for key, attempt in attempts.items():

@@ -136,18 +136,20 @@ class Runner(RunnerBase):
                 ended: AttemptOutcome | Result[T] = self._drive(progress, job, body, None, [])
         else:
             shared = self._shared
-            try:
-                ended = self._attempt(progress, job, body, shared, sent)
-            except BaseException:
-                # Interrupted (Ctrl-C), or the user's `recover` raised. That goes to the caller,
-                # but the key is closed first.
-                for _ in range(CLOSE_TRIES):
-                    with suppress(BaseException):  # interrupted again, or the store failed
-                        self._close_interrupted(progress, job)
-                        break
-                raise
-            finally:
-                shared.end(progress)
+            progress.running = threading.Lock()
+            # Python releases it however this ends, and then no heartbeat renews the lease any more.
+            with progress.running:
+                try:
+                    ended = self._attempt(progress, job, body, shared, sent)
+                except BaseException:
+                    # Interrupted (Ctrl-C), or the user's `recover` raised: first close the key.
+                    for _ in range(CLOSE_TRIES):
+                        with suppress(BaseException):  # interrupted again, or the store failed
+                            self._close_interrupted(progress, job)
+                            break
+                    raise
+                finally:
+                    shared.end(progress)
         if isinstance(ended, AttemptOutcome):
             self._outcomes.record(job, ended, progress.measured)
             return conclude(job, ended)
@@ -229,8 +231,7 @@ class Runner(RunnerBase):
         shared: SharedClaims | None,
         results: list[object],
     ) -> AttemptOutcome:
-        """Perform the effects of the attempt flow. Its first ones were performed already; `results`
-        are theirs."""
+        """Perform the effects of the attempt flow; `results` are those of its first effects."""
         flow = flow_of(job)
         result: Any = None
         deadline: int | None = None
@@ -333,6 +334,7 @@ class Runner(RunnerBase):
         if starts_too_late(grant, self._clock.now()):
             progress.spare = new_owner()
             return StartedTooLate(progress.spare)
+        attempt._running = progress.running
         self._heartbeat.watch(attempt)
         enter(attempt)
         self._running.add(attempt)
