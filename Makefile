@@ -55,7 +55,14 @@ run: $(VENV)/.demo ## start the demo: a payments API and its page (ARGS=--play p
 # Three processes on two cores: tests wait for servers, leases and kills as much as they compute.
 PARALLEL = -n 3 --dist loadfile --no-loadscope-reorder
 
-test: setup ## run every test, on two cores
+# The first run would fetch servers one after the other, and compile every test in each process.
+$(VENV)/.servers: $(VENV)/.dev
+	@echo "fetching the servers that the tests start, and compiling the tests ..."
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null & \
+	  $(BIN)/python -m tests.support.servers.fetched; wait
+	@touch $@
+
+test: $(VENV)/.servers ## run every test, on two cores
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 quick: setup ## the tests that need no server and no network, in less than a minute
@@ -65,7 +72,7 @@ test-versions: setup ## the tests on every Python >= 3.11 of this machine (ARGS=
 	@$(BIN)/python -m tests.support.python_versions $(ARGS)
 
 N = 10
-test-repeat: setup ## the tests N times, in other orders and with other seeds; LOAD=1 adds a busy neighbour
+test-repeat: $(VENV)/.servers ## the tests N times, in other orders and with other seeds; LOAD=1 adds a busy neighbour
 	@$(BIN)/python -m tests.support.repeated_runs --times $(N) $(if $(LOAD),--load) $(ARGS)
 
 # Names that vermin takes for those of a newer Python: here they are modules of the redis client.

@@ -11,6 +11,7 @@ import functools
 from tests.support.servers.kafka_server import KafkaMock, KafkaServer
 from tests.support.servers.requirements import require
 from tests.support.servers.server_lifetime import started
+from tests.support.servers.shared_servers import shared_by_the_run
 
 
 def kafka() -> KafkaServer:
@@ -25,7 +26,7 @@ def kafka_mock() -> KafkaMock:
 
 @functools.cache
 def _kafka() -> KafkaServer:
-    return started(KafkaServer())
+    return shared_by_the_run("kafka", KafkaServer)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """RabbitMQ for the tests of queues: a node that a run shares, and queues with fresh names.
 
-The node is started once per test process and stops when the run ends. A test that kills or
-reconfigures a node starts its own.
+The node is started once per run, for all of its processes, and stops when the run ends. A test
+that kills or reconfigures a node starts its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 
 from tests.support.servers.rabbitmq_server import RabbitServer
 from tests.support.servers.requirements import require
-from tests.support.servers.server_lifetime import started
+from tests.support.servers.shared_servers import shared_by_the_run
 
 
 def rabbitmq() -> RabbitServer:
@@ -20,4 +20,4 @@ def rabbitmq() -> RabbitServer:
 
 @functools.cache
 def _rabbitmq() -> RabbitServer:
-    return started(RabbitServer())
+    return shared_by_the_run("rabbitmq", RabbitServer)

@@ -44,7 +44,7 @@ class PgBouncer:
         self.settings = {**DEFAULTS, **(settings or {})}
         self.name = processes.fresh_name("pgbouncer")
         self.directory = server.base / self.name
-        self._source = _find(cache)
+        self._source = find_pgbouncer(cache)
         self._program: Path = Path()
         self._env: dict[str, str] = {}
         self.user = server.user
@@ -125,7 +125,7 @@ class PgBouncer:
         return True
 
 
-def _find(cache: Path | None) -> Path:
+def find_pgbouncer(cache: Path | None = None) -> Path:
     """Return the installed program, or the folder of the fetched package."""
     installed = shutil.which("pgbouncer") or shutil.which("pgbouncer", path=_SYSTEM_FOLDERS)
     return Path(installed) if installed is not None else debian_packages.fetch("pgbouncer", cache)

@@ -17,6 +17,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -137,7 +138,8 @@ def at_exit(call: Callable[[], object]) -> Callable[[], object]:
         if os.getpid() == registered_in:
             call()
 
-    atexit.register(hook)
+    if not _stay:
+        atexit.register(hook)
     return hook
 
 
@@ -278,6 +280,7 @@ def launch(
     left of it. The server has its own session, so that only this process receives an interrupt from
     the keyboard.
     """
+    assert not os.environ.get("ONCEKEY_QUICK"), f"make quick starts no servers, and this is {name}"
     log = directory / "log"
     with log.open("ab") as output:
         popen = subprocess.Popen(
@@ -294,11 +297,25 @@ def launch(
     return Process(name, log, popen)
 
 
+_stay = False
+
+
+@contextmanager
+def staying_until_the_run_ends() -> Iterator[None]:
+    """Servers that are launched in this block are not tied to this process, but to its run."""
+    global _stay
+    _stay = True
+    try:
+        yield
+    finally:
+        _stay = False
+
+
 def _tied_to_this_process(death_signal: DeathSignal) -> Iterator[str]:
     """Yield a prefix by which the kernel signals the server when this process is gone."""
     # The kernel watches the thread that started the server, so only the main thread will do.
     on_main = threading.current_thread() is threading.main_thread()
-    if on_main and shutil.which("setpriv"):
+    if on_main and not _stay and shutil.which("setpriv"):
         yield from ("setpriv", "--pdeathsig", death_signal.removeprefix("SIG"), "--")
 
 

@@ -67,6 +67,10 @@ class LoopbackServer(Closable):
         self._process: Process | None = None
         self._hook: Callable[[], object] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """What another process of the run may know: where the server is, but not how to end it."""
+        return {**vars(self), "_process": None, "_hook": None}
+
     @abstractmethod
     def command(self) -> Sequence[str | Path]:
         """Return the command that starts the server; files it reads are written here."""
