@@ -19,7 +19,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "oncekey needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
-	  { echo "Python's venv module is missing (on Debian: the package python3-venv)"; exit 1; }
+	  { rm -rf $(VENV); echo "Python's venv module is missing (on Debian: the package python3-venv)"; exit 1; }
 
 # The sets share one .venv: versions in the smaller sets are those of the development set.
 $(VENV)/.demo: requirements/demo.txt pyproject.toml | $(BIN)/python
