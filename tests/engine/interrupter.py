@@ -84,8 +84,12 @@ class Interrupter:
                 self._left -= 1
                 if self._left == 0:
                     self.came = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                    raise self.kind
+                    self.interrupt()
         return self._trace
+
+    def interrupt(self) -> None:
+        """What the signal's handler does."""
+        raise self.kind
 
     def _is_place(self, before: str, name: str, function: str) -> bool:
         if not before.startswith(_AFTER) or before.startswith(_NO_CALL):

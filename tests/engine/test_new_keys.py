@@ -16,9 +16,11 @@ from uuid import RFC_4122, UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.interrupter import Interrupter, Stop
 
 from oncekey.core.derived_keys import check_key, namespace_of
 from oncekey.core.errors import InvalidKey
+from oncekey.engine import new_key as new_key_module
 from oncekey.engine.new_key import SortableUUIDs, new_key
 
 NOW = 1_760_000_000_123_456_789
@@ -185,6 +187,24 @@ def test_a_signal_handler_that_makes_a_key_does_not_deadlock() -> None:
         signal.signal(signal.SIGTERM, before)
     assert len(made) == 2
     assert _grows(made)
+
+
+def test_a_signal_handler_that_makes_a_key_anywhere_draws_another_tick() -> None:
+    draw = SortableUUIDs(Clock(NOW), zeros)
+
+    class Handler(Interrupter):
+        def interrupt(self) -> None:
+            made.append(draw())
+
+    for place in range(1, 100):
+        made: list[UUID] = []
+        with Handler(place, Stop, within=(new_key_module.__file__,)) as handled:
+            outer = draw()
+        assert outer not in made, handled.came
+        if not handled.came:
+            assert place > 4, "it was hardly interrupted at all"
+            return
+    raise AssertionError("there is no end of places")
 
 
 # --- forks ------------------------------------------------------------------------------------

@@ -54,7 +54,9 @@ class SortableUUIDs:
         with self._lock:
             # Read under the lock: a thread that was delayed would have an older reading.
             now = (self._clock() << _TICK_BITS) // _NS_PER_MS
-            self._last = ticks = max(now, self._last + 1)
+            # Nothing is called between these: a signal's handler there would draw the same tick.
+            last = self._last
+            self._last = ticks = now if now > last else last + 1
         ms, tick = ticks >> _TICK_BITS, ticks & ((1 << _TICK_BITS) - 1)
         return UUID(int=ms << 80 | 0x7 << 76 | tick << 64 | 0b10 << 62 | random)
 
