@@ -151,5 +151,5 @@ def _refuses(app: ServedApp) -> bool:
 
 def restart_server(app: ServedApp) -> None:
     """Wait until a stopped server has ended, and start it again."""
-    assert app.server.wait(20) in (0, -signal.SIGTERM)
+    assert app.server.wait(60) in (0, -signal.SIGTERM)
     app.server.start()
