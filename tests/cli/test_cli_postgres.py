@@ -284,11 +284,9 @@ def test_a_server_that_is_down_gives_one_line(
     here: Command, command: tuple[str, ...], host: str
 ) -> None:
     name, *rest = command
-    begun = time.monotonic()
     ran = here(name, f"postgresql://bob:hunter-two@{host}/shop", *rest)
     assert_one_line(ran, ExitCode.FAILED, "oncekey: the server cannot be reached", "is it running")
     assert "hunter" not in ran.err
-    assert time.monotonic() - begun < 20
 
 
 def test_a_database_that_is_not_there_is_named(here: Command) -> None:

@@ -16,16 +16,22 @@ from tests.cli.conftest import Command
 
 from oncekey.cli.exit_codes import ExitCode
 
-# This module is imported by the command, and run by a process that dies in the middle of it. That
-# process's store clock is five seconds behind, so that its lease is over when the command runs.
+# This module is imported by the command, and run by a process that dies in the middle of it. The
+# clocks of that process stand still, five seconds behind, so that its lease of one second is over
+# when the command runs, and never before it dies.
 SHOP = """
 import os, sys, time
 from oncekey import {engine}, Policy, Recovery
 from oncekey.stores.sqlite import {store}
+from oncekey.testing import FakeClock
 
 dying = "dies" in sys.argv
-clock = lambda: time.time_ns() // 1_000 - (5_000_000 if dying else 0)
-once = {engine}({store}("{path}", clock=clock), policy=Policy(lease="1s", keep="7d"))
+if dying:
+    moment = time.time_ns() // 1_000 - 5_000_000
+    store = {store}("{path}", clock=lambda: moment)
+    once = {engine}(store, policy=Policy(lease="1s", keep="7d"), clock=FakeClock())
+else:
+    once = {engine}({store}("{path}"), policy=Policy(lease="1m", keep="7d"))
 
 def answer(unknown):
     return None if unknown.request == "who knows" else Recovery.succeeded("it was sent")
@@ -138,7 +144,9 @@ def test_recover_every_runs_until_a_signal(start: Start, shop: Shop, how: signal
     running = start("recover", "shop:once", "--every", "1s", "--json", **shop.environment)
     first = json.loads(running.line())
     assert first["counts"] == {"succeeded": 1}
+    running.signal(signal.SIGSTOP)  # so that it cannot take over before the other has died
     shop.die("ship", "order-2", "2")
+    running.signal(signal.SIGCONT)
     assert json.loads(running.line())["counts"] == {"succeeded": 1}
     assert running.end(how) == ExitCode.OK
 
