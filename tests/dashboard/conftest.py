@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from tests.dashboard.reader import Reader
@@ -17,8 +18,8 @@ from oncekey.core.store import Store
 from oncekey.dashboard import Dashboard
 from oncekey.engine.store_urls import blocking_store
 
-SCHEMA = "dashboard"
-REDIS_DATABASE = 13  # that no other test uses
+# Other processes of the run use the same servers.
+NAME = f"dashboard_{uuid4().hex[:12]}"
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,8 @@ def store_url(kind: str, folder: Path) -> str:
     if kind == "sqlite":
         return f"sqlite:///{folder / 'shop.db'}"
     if kind == "redis":
-        with valkey().client(db=REDIS_DATABASE) as client:
-            client.flushdb()
-        return valkey().url(REDIS_DATABASE)
-    emptied({"schema": SCHEMA})
-    return f"{server().url(DATABASE)}?schema={SCHEMA}"
+        return f"{valkey().url()}?prefix={NAME}"
+    return f"{server().url(DATABASE)}?schema={emptied({'schema': NAME})['schema']}"
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres", "redis"])
