@@ -31,7 +31,8 @@ if dying:
     store = {store}("{path}", clock=lambda: moment)
     once = {engine}(store, policy=Policy(lease="1s", keep="7d"), clock=FakeClock())
 else:
-    once = {engine}({store}("{path}"), policy=Policy(lease="1m", keep="7d"))
+    policy = Policy(lease="1m", recover_grace="1s", keep="7d")
+    once = {engine}({store}("{path}"), policy=policy)
 
 def answer(unknown):
     return None if unknown.request == "who knows" else Recovery.succeeded("it was sent")

@@ -18,9 +18,6 @@ from oncekey.core.store import Store
 from oncekey.dashboard import Dashboard
 from oncekey.engine.store_urls import blocking_store
 
-# Other processes of the run use the same servers.
-NAME = f"dashboard_{uuid4().hex[:12]}"
-
 
 @dataclass(frozen=True)
 class Shop:
@@ -37,9 +34,11 @@ class Shop:
 def store_url(kind: str, folder: Path) -> str:
     if kind == "sqlite":
         return f"sqlite:///{folder / 'shop.db'}"
+    name = f"dashboard_{uuid4().hex[:12]}"  # other processes of the run use the same servers
     if kind == "redis":
-        return f"{valkey().url()}?prefix={NAME}"
-    return f"{server().url(DATABASE)}?schema={emptied({'schema': NAME})['schema']}"
+        return f"{valkey().url()}?prefix={name}"
+    emptied({"schema": name})
+    return f"{server().url(DATABASE)}?schema={name}"
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres", "redis"])

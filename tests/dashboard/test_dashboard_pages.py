@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from tests.dashboard.conftest import NAME, Shop
+from tests.dashboard.conftest import Shop
 from tests.dashboard.reader import Reader, confirmation
 from tests.dashboard.sample_keys import CHARGES, SampleKeys, fill, value
 from tests.dashboard.served_dashboard import TOKEN, served
@@ -138,11 +138,12 @@ def test_bodies_are_hidden_unless_the_reader_may_see_them(shop: Shop) -> None:
 
 @pytest.mark.parametrize("shop", ["postgres"], indirect=True, scope="session")
 def test_a_role_that_may_only_read_is_enough_to_look(shop: Shop) -> None:
-    role = f"looker_of_{NAME}"
+    schema = shop.url.rpartition("?schema=")[2]
+    role = f"looker_of_{schema}"
     for statement in (
         f"CREATE ROLE {role} LOGIN",
-        f"GRANT USAGE ON SCHEMA {NAME} TO {role}",
-        f"GRANT SELECT ON ALL TABLES IN SCHEMA {NAME} TO {role}",
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}",
     ):
         server().execute(statement, database=DATABASE)
     url = shop.url.replace("//postgres@", f"//{role}@")
