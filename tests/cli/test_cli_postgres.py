@@ -196,17 +196,17 @@ def test_show_and_sweep_create_no_tables(here: Command, url: str, schema: str) -
 
 
 def test_show_of_a_new_store_on_postgresql_does_not_bind_its_secret(
-    oncekey: Command, url: str
+    here: Command, url: str
 ) -> None:
-    oncekey("migrate", url)
-    assert oncekey("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
-    assert oncekey("sweep", url).code == ExitCode.OK
+    here("migrate", url)
+    assert here("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
+    assert here("sweep", url).code == ExitCode.OK
     with Once(url, secret="correct horse battery") as once:
         once.run("charge", "order-1", lambda attempt: "paid")
-    ran = oncekey("show", url, "charge", "order-1")
+    ran = here("show", url, "charge", "order-1")
     assert_one_line(ran, ExitCode.USAGE, "another secret", "--secret-env")
     look = ("show", url, "charge", "order-1", "--secret-env", "S", "--bodies", "--json")
-    assert oncekey(*look, S="correct horse battery").data["value"] == "paid"
+    assert here(*look, S="correct horse battery").data["value"] == "paid"
 
 
 def test_list_show_and_stats_need_only_read_permission(

@@ -99,27 +99,29 @@ def recover(oncekey: Command, shop: Shop, *options: str) -> Any:
     return oncekey("recover", "shop:once", *options, **shop.environment)
 
 
-def test_i10_recover_finishes_the_operation_of_a_dead_process(oncekey: Command, shop: Shop) -> None:
+def test_i10_recover_finishes_the_operation_of_a_dead_process(
+    oncekey: Command, here: Command, shop: Shop
+) -> None:
     shop.die("ship", "order-1", "1042")
-    shown = oncekey("show", shop.url, "ship", "order-1", "--bodies")
+    shown = here("show", shop.url, "ship", "order-1", "--bodies")
     assert 'asked for     "1042"' in shown.out
     assert "pending (its owner fell silent" in shown.out
     ran = recover(oncekey, shop)
     assert (ran.code, ran.err) == (ExitCode.OK, "")
     assert "succeeded" in ran.out
     assert "1 succeeded; 0 under way" in ran.out
-    shown = oncekey("show", shop.url, "ship", "order-1", "--bodies", "--json")
+    shown = here("show", shop.url, "ship", "order-1", "--bodies", "--json")
     assert (shown.data["state"], shown.data["value"]) == ("succeeded", "hold 1042, sent")
     assert shown.data["attempt"] == 2
 
 
-def test_recover_decides_an_unknown_key(oncekey: Command, shop: Shop) -> None:
+def test_recover_decides_an_unknown_key(oncekey: Command, here: Command, shop: Shop) -> None:
     shop.die("mail", "order-1", "receipt")
     ran = recover(oncekey, shop, "--json")
     (done,) = ran.data["done"]
     assert (ran.code, done["operation"], done["outcome"]) == (ExitCode.OK, "mail", "succeeded")
     assert ran.data["counts"] == {"succeeded": 1}
-    shown = oncekey("show", shop.url, "mail", "order-1", "--bodies", "--json")
+    shown = here("show", shop.url, "mail", "order-1", "--bodies", "--json")
     assert shown.data["value"] == "it was sent"
 
 
