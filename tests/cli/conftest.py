@@ -80,12 +80,15 @@ def start(executable: str) -> Iterator[Start]:
 
 
 @pytest.fixture
-def here(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command within this process, for tests that run it many times."""
+def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs the command within this process, where a process for each run would prove no more."""
 
-    def run(*arguments: str) -> Ran:
+    def run(*arguments: str, **environment: str) -> Ran:
         capfd.readouterr()
-        code = main(arguments)
+        with monkeypatch.context() as patched:
+            for name, value in environment.items():
+                patched.setenv(name, value)
+            code = main(arguments)
         said = capfd.readouterr()
         return Ran(code, said.out, said.err)
 

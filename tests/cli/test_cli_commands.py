@@ -138,15 +138,15 @@ def test_a_bad_url_is_refused(here: Command, command: tuple[str, ...], bad: str,
     assert_refused(here(name, bad, *rest), ExitCode.USAGE, word)
 
 
-def test_a_password_in_a_url_is_not_repeated(oncekey: Command) -> None:
+def test_a_password_in_a_url_is_not_repeated(here: Command) -> None:
     for url in (
         "db://bob:hunt#er2@host/x",
         "db:/bob:hunt#er2@host",
         "sqlite:///x?password=hunt#er2",
     ):
-        ran = oncekey("migrate", url, "extra")
+        ran = here("migrate", url, "extra")
         assert ran.code == ExitCode.USAGE
-        assert "hunt" not in ran.err + oncekey("sweep", url).err + oncekey("migrate", url).err
+        assert "hunt" not in ran.err + here("sweep", url).err + here("migrate", url).err
 
 
 @pytest.mark.parametrize("command", READS)
@@ -215,31 +215,31 @@ def test_a_third_party_store_may_lack_inspect_and_migrate(
 # --- show --------------------------------------------------------------------------------------
 
 
-def test_show_a_key_that_succeeded(oncekey: Command, charged: str) -> None:
-    ran = oncekey("show", charged, "charge", "order-1", "--json", "--bodies")
+def test_show_a_key_that_succeeded(here: Command, charged: str) -> None:
+    ran = here("show", charged, "charge", "order-1", "--json", "--bodies")
     assert ran.code == ExitCode.OK
     assert ran.err == ""
     assert ran.data["found"] is True
     assert ran.data["state"] == "succeeded"
     assert ran.data["value"] == {"id": "ch_1"}
-    assert '{"id": "ch_1"}' in oncekey("show", charged, "charge", "order-1", "--bodies").out
+    assert '{"id": "ch_1"}' in here("show", charged, "charge", "order-1", "--bodies").out
 
 
-def test_show_finds_keys_by_scope(oncekey: Command, charged: str) -> None:
-    ran = oncekey("show", charged, "charge", "order-1", "--scope", "acct_1", "--json", "--bodies")
+def test_show_finds_keys_by_scope(here: Command, charged: str) -> None:
+    ran = here("show", charged, "charge", "order-1", "--scope", "acct_1", "--json", "--bodies")
     assert ran.data["value"] == {"id": "ch_2"}
 
 
-def test_show_escapes_control_characters(oncekey: Command, charged: str) -> None:
-    ran = oncekey("show", charged, "charge", "order-2")
+def test_show_escapes_control_characters(here: Command, charged: str) -> None:
+    ran = here("show", charged, "charge", "order-2")
     assert "failed" in ran.out
     assert "card declined \\x1b[2J" in ran.out
     assert "\x1b" not in ran.out
 
 
-def test_show_of_an_absent_key_has_its_own_exit_code(oncekey: Command, charged: str) -> None:
-    assert oncekey("show", charged, "charge", "order-9").code == ExitCode.NOT_FOUND
-    ran = oncekey("show", charged, "charge", "order-9", "--json")
+def test_show_of_an_absent_key_has_its_own_exit_code(here: Command, charged: str) -> None:
+    assert here("show", charged, "charge", "order-9").code == ExitCode.NOT_FOUND
+    ran = here("show", charged, "charge", "order-9", "--json")
     assert ran.code == ExitCode.NOT_FOUND
     assert ran.data["found"] is False
 
@@ -272,21 +272,21 @@ def test_show_prints_steps_and_past_generations(here: Command, url: str, tmp_pat
     assert f"sent with the key {ship['intent']}" in text
 
 
-def test_show_refuses_an_impossible_key(oncekey: Command, charged: str) -> None:
-    assert_refused(oncekey("show", charged, "charge", ""), ExitCode.USAGE, "0 characters")
+def test_show_refuses_an_impossible_key(here: Command, charged: str) -> None:
+    assert_refused(here("show", charged, "charge", ""), ExitCode.USAGE, "0 characters")
 
 
-def test_show_takes_the_secret_from_the_environment(oncekey: Command, url: str) -> None:
+def test_show_takes_the_secret_from_the_environment(here: Command, url: str) -> None:
     with Once(url, secret=SECRET) as once:
         once.run("charge", "order-1", lambda attempt: "paid")
     look = ("show", url, "charge", "order-1", "--bodies")
-    right = oncekey(*look, "--secret-env", "ONCE_SECRET", "--json", ONCE_SECRET=SECRET)
+    right = here(*look, "--secret-env", "ONCE_SECRET", "--json", ONCE_SECRET=SECRET)
     assert right.data["value"] == "paid"
-    wrong = oncekey(*look, "--secret-env", "ONCE_SECRET", ONCE_SECRET=OTHER_SECRET)
+    wrong = here(*look, "--secret-env", "ONCE_SECRET", ONCE_SECRET=OTHER_SECRET)
     assert_refused(wrong, ExitCode.USAGE, "another secret", "--secret-env")
-    assert_refused(oncekey(*look), ExitCode.USAGE, "another secret", "--secret-env")
-    assert_refused(oncekey(*look, "--secret-env", "NOT_SET"), ExitCode.USAGE, "NOT_SET", "not set")
-    short = oncekey(*look, "--secret-env", "ONCE_SECRET", ONCE_SECRET="hunter2")
+    assert_refused(here(*look), ExitCode.USAGE, "another secret", "--secret-env")
+    assert_refused(here(*look, "--secret-env", "NOT_SET"), ExitCode.USAGE, "NOT_SET", "not set")
+    short = here(*look, "--secret-env", "ONCE_SECRET", ONCE_SECRET="hunter2")
     assert_refused(short, ExitCode.USAGE, "16 to 64 bytes")
     for ran in (right, wrong, short):
         for secret in (SECRET, OTHER_SECRET, "hunter2"):
@@ -296,47 +296,47 @@ def test_show_takes_the_secret_from_the_environment(oncekey: Command, url: str) 
 # --- sweep -------------------------------------------------------------------------------------
 
 
-def test_sweep_runs_until_nothing_is_left(oncekey: Command, ended: str) -> None:
-    ran = oncekey("sweep", ended, "--limit", "2", "--json")
+def test_sweep_runs_until_nothing_is_left(here: Command, ended: str) -> None:
+    ran = here("sweep", ended, "--limit", "2", "--json")
     assert ran.code == ExitCode.OK
     assert (ran.data["removed"], ran.data["batches"]) == (5, 3)
-    assert oncekey("sweep", ended, "--json").data["removed"] == 0
-    assert oncekey("show", ended, "charge", "new").code == ExitCode.OK
-    assert oncekey("show", ended, "charge", "old-1").code == ExitCode.NOT_FOUND
+    assert here("sweep", ended, "--json").data["removed"] == 0
+    assert here("show", ended, "charge", "new").code == ExitCode.OK
+    assert here("show", ended, "charge", "old-1").code == ExitCode.NOT_FOUND
 
 
-def test_sweep_once_removes_one_batch(oncekey: Command, ended: str) -> None:
-    assert oncekey("sweep", ended, "--limit", "2", "--once", "--json").data["removed"] == 2
-    assert "3 records removed" in oncekey("sweep", ended).out
+def test_sweep_once_removes_one_batch(here: Command, ended: str) -> None:
+    assert here("sweep", ended, "--limit", "2", "--once", "--json").data["removed"] == 2
+    assert "3 records removed" in here("sweep", ended).out
 
 
-def test_sweep_needs_no_secret(oncekey: Command, url: str) -> None:
+def test_sweep_needs_no_secret(here: Command, url: str) -> None:
     with Once(url, secret=SECRET) as once:
         once.run("charge", "order-1", lambda attempt: "paid")
-    assert oncekey("sweep", url, "--json").data["removed"] == 0
+    assert here("sweep", url, "--json").data["removed"] == 0
 
 
 # --- migrate -----------------------------------------------------------------------------------
 
 
-def test_migrate_makes_a_store_and_then_changes_nothing(oncekey: Command, url: str) -> None:
-    first = oncekey("migrate", url, "--json")
+def test_migrate_makes_a_store_and_then_changes_nothing(here: Command, url: str) -> None:
+    first = here("migrate", url, "--json")
     assert first.code == ExitCode.OK
     assert first.err == ""
     assert first.data["version"] == len(first.data["applied"]) > 0
     assert first.data["guarantee"] == "transactional"
     assert first.data["clock"] == "host"
-    again = oncekey("migrate", url, "--json").data
+    again = here("migrate", url, "--json").data
     assert again["applied"] == []
     assert again["version"] == first.data["version"]
-    assert "up to date" in oncekey("migrate", url).out
+    assert "up to date" in here("migrate", url).out
 
 
-def test_show_of_a_new_store_does_not_bind_its_secret(oncekey: Command, url: str) -> None:
+def test_show_of_a_new_store_does_not_bind_its_secret(here: Command, url: str) -> None:
     """Whoever binds a store first decides its secret, and that must be the application."""
-    oncekey("migrate", url)
-    assert oncekey("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
-    assert oncekey("sweep", url).code == ExitCode.OK
+    here("migrate", url)
+    assert here("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
+    assert here("sweep", url).code == ExitCode.OK
     Once(url, secret=SECRET).close()
     with pytest.raises(ConfigurationError, match="another secret"):
         Once(url)
@@ -347,6 +347,6 @@ def test_migrate_sql_is_refused_for_sqlite(here: Command, url: str, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_migrate_says_why_it_failed(oncekey: Command, tmp_path: Path) -> None:
-    ran = oncekey("migrate", f"sqlite:///{tmp_path}/no/such/folder/keys.db")
+def test_migrate_says_why_it_failed(here: Command, tmp_path: Path) -> None:
+    ran = here("migrate", f"sqlite:///{tmp_path}/no/such/folder/keys.db")
     assert_refused(ran, ExitCode.USAGE, "directory exists")

@@ -60,15 +60,13 @@ def test_everything_is_copied_and_the_old_store_is_refused_afterwards(
     assert (again.data["copied"], again.data["already_there"]) == (0, 6)
 
 
-def test_processes_with_both_stores_go_on_meanwhile(
-    oncekey: Command, urls: tuple[str, str]
-) -> None:
+def test_processes_with_both_stores_go_on_meanwhile(here: Command, urls: tuple[str, str]) -> None:
     old, new = urls
     fill(old)
     with closing(Once(f"moving://{old},{new}", cache=0)) as once:
         assert once.run("op", "k0", lambda attempt: "again").replayed
         once.run("op", "during", lambda attempt: "first")
-        done = oncekey("copy", old, new, "--yes")
+        done = here("copy", old, new, "--yes")
         assert done.code == 0, done.err
         assert "complete: restart the processes" in done.out
         once.run("op", "after", lambda attempt: "first")
@@ -78,7 +76,7 @@ def test_processes_with_both_stores_go_on_meanwhile(
         assert once.run("op", "after", lambda attempt: "again").replayed
 
 
-def test_past_generations_are_copied_too(oncekey: Command, urls: tuple[str, str]) -> None:
+def test_past_generations_are_copied_too(here: Command, urls: tuple[str, str]) -> None:
     old, new = urls
     fill(old)
     with closing(Once(old)) as once:
@@ -86,7 +84,7 @@ def test_past_generations_are_copied_too(oncekey: Command, urls: tuple[str, str]
         assert failed is not None
         once.release(failed, by="ana", why="card renewed")
         once.run("op", "failed", lambda attempt: "second")
-    done = oncekey("copy", old, new, "--yes", "--json")
+    done = here("copy", old, new, "--yes", "--json")
     assert done.data["past_generations"] == 1
     with closing(SQLiteStore(new.removeprefix("sqlite:///"))) as store:
         (past,) = store.history(bytes.fromhex(failed.id))
@@ -149,13 +147,13 @@ def both(old: str, new: str) -> Iterator[DualStore]:
         yield store
 
 
-def test_stores_with_a_secret_are_copied_with_it(oncekey: Command, urls: tuple[str, str]) -> None:
+def test_stores_with_a_secret_are_copied_with_it(here: Command, urls: tuple[str, str]) -> None:
     old, new = urls
     fill(old, secret=SECRET)
-    wrong = oncekey("copy", old, new, "--yes")
+    wrong = here("copy", old, new, "--yes")
     assert wrong.code == ExitCode.USAGE
     assert "the old store: this store was first opened with another secret" in wrong.err
-    done = oncekey("copy", old, new, "--yes", "--secret-env", "SECRET", SECRET=SECRET)
+    done = here("copy", old, new, "--yes", "--secret-env", "SECRET", SECRET=SECRET)
     assert done.code == 0, done.err
     assert answers(new, secret=SECRET) == ["first"] * 5
 
@@ -171,26 +169,24 @@ def test_stores_with_a_secret_are_copied_with_it(oncekey: Command, urls: tuple[s
     ],
 )
 def test_a_copy_that_cannot_work_is_refused(
-    oncekey: Command, urls: tuple[str, str], arguments: tuple[str, ...], message: str
+    here: Command, urls: tuple[str, str], arguments: tuple[str, ...], message: str
 ) -> None:
     fill(urls[0], 0)
     names = [one.replace("OLD", urls[0]).replace("NEW", urls[1]) for one in arguments]
-    refused = oncekey("copy", *names)
+    refused = here("copy", *names)
     assert refused.code == ExitCode.USAGE
     assert message in refused.err
     Once(urls[0]).close()  # it may be used as before
 
 
-def test_operators_see_and_decide_keys_of_both_stores(
-    oncekey: Command, urls: tuple[str, str]
-) -> None:
+def test_operators_see_and_decide_keys_of_both_stores(here: Command, urls: tuple[str, str]) -> None:
     pair = f"moving://{urls[0]},{urls[1]}"
     fill(urls[0])
     with closing(Once(pair)) as once:
         once.run("op", "k9", lambda attempt: "first")
-    listed = oncekey("list", "--json", ONCEKEY_STORE=pair)
+    listed = here("list", "--json", ONCEKEY_STORE=pair)
     assert len(listed.data["keys"]) == 7
-    freed = oncekey(
+    freed = here(
         "release", "op", "failed", "--by", "ana", "--why", "renewed",
         "--yes", ONCEKEY_STORE=pair,
     )  # fmt: skip

@@ -27,7 +27,7 @@ def url() -> str:
 @pytest.fixture
 def shop(url: str) -> Iterator[str]:
     """A store with a charge, a failure and a key of unknown outcome."""
-    with Once(url, raw_keys=True, policy=Policy(lease="5s")) as once:
+    with Once(url, raw_keys=True, policy=Policy(lease="1m")) as once:
         once.run("charge", "order-1", lambda attempt: {"charge": "ch_1"}, scope="acct_1")
         with pytest.raises(Terminal):
             once.run("charge", "order-2", _fail, scope="acct_1")

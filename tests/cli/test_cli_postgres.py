@@ -196,17 +196,17 @@ def test_show_and_sweep_create_no_tables(here: Command, url: str, schema: str) -
 
 
 def test_show_of_a_new_store_on_postgresql_does_not_bind_its_secret(
-    oncekey: Command, url: str
+    here: Command, url: str
 ) -> None:
-    oncekey("migrate", url)
-    assert oncekey("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
-    assert oncekey("sweep", url).code == ExitCode.OK
+    here("migrate", url)
+    assert here("show", url, "charge", "order-1").code == ExitCode.NOT_FOUND
+    assert here("sweep", url).code == ExitCode.OK
     with Once(url, secret="correct horse battery") as once:
         once.run("charge", "order-1", lambda attempt: "paid")
-    ran = oncekey("show", url, "charge", "order-1")
+    ran = here("show", url, "charge", "order-1")
     assert_one_line(ran, ExitCode.USAGE, "another secret", "--secret-env")
     look = ("show", url, "charge", "order-1", "--secret-env", "S", "--bodies", "--json")
-    assert oncekey(*look, S="correct horse battery").data["value"] == "paid"
+    assert here(*look, S="correct horse battery").data["value"] == "paid"
 
 
 def test_list_show_and_stats_need_only_read_permission(
@@ -284,11 +284,9 @@ def test_a_server_that_is_down_gives_one_line(
     here: Command, command: tuple[str, ...], host: str
 ) -> None:
     name, *rest = command
-    begun = time.monotonic()
     ran = here(name, f"postgresql://bob:hunter-two@{host}/shop", *rest)
     assert_one_line(ran, ExitCode.FAILED, "oncekey: the server cannot be reached", "is it running")
     assert "hunter" not in ran.err
-    assert time.monotonic() - begun < 20
 
 
 def test_a_database_that_is_not_there_is_named(here: Command) -> None:

@@ -16,16 +16,23 @@ from tests.cli.conftest import Command
 
 from oncekey.cli.exit_codes import ExitCode
 
-# This module is imported by the command, and run by a process that dies in the middle of it. That
-# process's store clock is five seconds behind, so that its lease is over when the command runs.
+# This module is imported by the command, and run by a process that dies in the middle of it. The
+# clocks of that process stand still, five seconds behind, so that its lease of one second is over
+# when the command runs, and never before it dies.
 SHOP = """
 import os, sys, time
 from oncekey import {engine}, Policy, Recovery
 from oncekey.stores.sqlite import {store}
+from oncekey.testing import FakeClock
 
 dying = "dies" in sys.argv
-clock = lambda: time.time_ns() // 1_000 - (5_000_000 if dying else 0)
-once = {engine}({store}("{path}", clock=clock), policy=Policy(lease="1s", keep="7d"))
+if dying:
+    moment = time.time_ns() // 1_000 - 5_000_000
+    store = {store}("{path}", clock=lambda: moment)
+    once = {engine}(store, policy=Policy(lease="1s", keep="7d"), clock=FakeClock())
+else:
+    policy = Policy(lease="1m", recover_grace="1s", keep="7d")
+    once = {engine}({store}("{path}"), policy=policy)
 
 def answer(unknown):
     return None if unknown.request == "who knows" else Recovery.succeeded("it was sent")
@@ -92,27 +99,29 @@ def recover(oncekey: Command, shop: Shop, *options: str) -> Any:
     return oncekey("recover", "shop:once", *options, **shop.environment)
 
 
-def test_i10_recover_finishes_the_operation_of_a_dead_process(oncekey: Command, shop: Shop) -> None:
+def test_i10_recover_finishes_the_operation_of_a_dead_process(
+    oncekey: Command, here: Command, shop: Shop
+) -> None:
     shop.die("ship", "order-1", "1042")
-    shown = oncekey("show", shop.url, "ship", "order-1", "--bodies")
+    shown = here("show", shop.url, "ship", "order-1", "--bodies")
     assert 'asked for     "1042"' in shown.out
     assert "pending (its owner fell silent" in shown.out
     ran = recover(oncekey, shop)
     assert (ran.code, ran.err) == (ExitCode.OK, "")
     assert "succeeded" in ran.out
     assert "1 succeeded; 0 under way" in ran.out
-    shown = oncekey("show", shop.url, "ship", "order-1", "--bodies", "--json")
+    shown = here("show", shop.url, "ship", "order-1", "--bodies", "--json")
     assert (shown.data["state"], shown.data["value"]) == ("succeeded", "hold 1042, sent")
     assert shown.data["attempt"] == 2
 
 
-def test_recover_decides_an_unknown_key(oncekey: Command, shop: Shop) -> None:
+def test_recover_decides_an_unknown_key(oncekey: Command, here: Command, shop: Shop) -> None:
     shop.die("mail", "order-1", "receipt")
     ran = recover(oncekey, shop, "--json")
     (done,) = ran.data["done"]
     assert (ran.code, done["operation"], done["outcome"]) == (ExitCode.OK, "mail", "succeeded")
     assert ran.data["counts"] == {"succeeded": 1}
-    shown = oncekey("show", shop.url, "mail", "order-1", "--bodies", "--json")
+    shown = here("show", shop.url, "mail", "order-1", "--bodies", "--json")
     assert shown.data["value"] == "it was sent"
 
 
@@ -138,7 +147,9 @@ def test_recover_every_runs_until_a_signal(start: Start, shop: Shop, how: signal
     running = start("recover", "shop:once", "--every", "1s", "--json", **shop.environment)
     first = json.loads(running.line())
     assert first["counts"] == {"succeeded": 1}
+    running.signal(signal.SIGSTOP)  # so that it cannot take over before the other has died
     shop.die("ship", "order-2", "2")
+    running.signal(signal.SIGCONT)
     assert json.loads(running.line())["counts"] == {"succeeded": 1}
     assert running.end(how) == ExitCode.OK
 

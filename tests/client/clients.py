@@ -108,7 +108,7 @@ class RequestsClient(_Client):
 
 
 def _httpx_arguments(more: dict[str, Any]) -> dict[str, Any]:
-    arguments = {"timeout": 30, **more}
+    arguments = {"timeout": 60, **more}
     arguments["content"] = arguments.pop("body", b"{}")
     given = arguments.pop("given", None)
     if given is not None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.client.clients import CLIENT_NAMES
 from tests.client.fake_retry_clock import FakeWallClock
 
 from oncekey.client import Journal
+
+
+@pytest.fixture(autouse=True)
+def patient_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a client wait a minute where it says nothing: a busy machine may cross the five seconds
+    of httpx, and then a request is tried once more than the test expects."""
+    for name in ("connect", "read", "write", "pool"):
+        monkeypatch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, name, 60.0)
 
 
 @pytest.fixture(params=CLIENT_NAMES)

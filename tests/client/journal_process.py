@@ -74,11 +74,11 @@ def fork_and_open(journal: Journal, path: str) -> None:
     def hold() -> None:
         with journal._file.memory_lock:
             holding.set()
-            proceed.wait(30)
+            proceed.wait(60)
 
     other = threading.Thread(target=hold)
     other.start()
-    holding.wait(30)
+    holding.wait(60)
     child = os.fork()
     if child == 0:
         for attempt in (lambda: Journal(path), journal.entry_for("k", b"").begin):

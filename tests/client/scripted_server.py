@@ -132,7 +132,7 @@ class ScriptedServer:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in [self._thread, *(thread for _, thread in waiting)]:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
     # --- inside -----------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def untrusted() -> Iterator[str]:
     yield f"https://localhost:{server.server_port}/"
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(60)
 
 
 def test_sync_clients_do_not_retry_an_untrusted_certificate(untrusted: str) -> None:

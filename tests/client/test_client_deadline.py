@@ -41,7 +41,7 @@ def test_a_whole_response_counts_however_late(client_name: str, chunked: bool) -
 
         def overnight() -> int:
             if server.received:
-                assert whole.arrived.wait(10)
+                assert whole.arrived.wait(60)
                 return now() + 12 * 3_600 * SECOND
             return now()
 
@@ -109,7 +109,7 @@ def _watch(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     return seen
 
 
-@pytest.mark.parametrize(("timeout", "most"), [(None, 60.0), (7, 7.0), ((1, 90), 60.0)])
+@pytest.mark.parametrize(("timeout", "most"), [(None, 60.0), (50, 50.0), ((1, 90), 60.0)])
 def test_requests_read_timeout_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch, timeout: Any, most: float
 ) -> None:
@@ -120,13 +120,13 @@ def test_requests_read_timeout_ends_at_the_deadline(
     assert set(seen) == {most}
 
 
-@pytest.mark.parametrize("timeout", [None, 7, urllib3.Timeout(connect=1, read=9)])
+@pytest.mark.parametrize("timeout", [None, 70, urllib3.Timeout(connect=1, read=90)])
 def test_requests_streams_a_large_body_with_the_callers_timeout(
     monkeypatch: pytest.MonkeyPatch, timeout: Any
 ) -> None:
     seen = _watch(monkeypatch)
     slow = RespondSlowly(2_000, LARGE)
-    retry = Retry(deadline="5s")
+    retry = Retry(deadline="50s")
     with (
         scripted_server(slow) as server,
         open_client("requests", buffer_max=1_000, retry=retry) as client,
@@ -137,7 +137,7 @@ def test_requests_streams_a_large_body_with_the_callers_timeout(
             assert head.socket.gettimeout() == read_timeout_of(timeout)
             slow.proceed.set()
             assert response.content == LARGE.body
-    assert seen[0] == 5.0
+    assert seen[0] == 50.0
     assert seen[-1] == read_timeout_of(timeout)
 
 
@@ -167,11 +167,11 @@ def test_requests_waits_for_a_connection_until_the_deadline() -> None:
         # A GET has no deadline here, and keeps the only connection.
         other = threading.Thread(target=client.session.get, args=(server.url,))
         other.start()
-        assert hung.arrived.wait(10)
+        assert hung.arrived.wait(60)
         with pytest.raises(RetriesExhausted, match="no connection became free") as caught:
             client.post(server.url)
         hung.proceed.set()
-        other.join(10)
+        other.join(60)
     assert caught.value.safe_new_key
 
 
@@ -189,13 +189,13 @@ def test_httpx_streams_a_large_body_with_the_callers_timeout() -> None:
     transport = IdempotentTransport(
         httpx.MockTransport(answer),
         clock=FakeRetryClock(),
-        retry=Retry(deadline="5s"),
+        retry=Retry(deadline="50s"),
         buffer_max=1_000,
     )
     with httpx.Client(transport=transport, timeout=90) as client:
         assert client.post("http://shop/").content == LARGE.body
     ((timeouts, at_first),) = seen
-    assert (at_first, timeouts.get("read"), timeouts["write"]) == (5.0, 90, 90)
+    assert (at_first, timeouts.get("read"), timeouts["write"]) == (50.0, 90, 90)
 
 
 def test_async_httpx_reads_a_body_with_the_callers_timeout() -> None:
@@ -216,7 +216,7 @@ def test_async_httpx_reads_a_body_with_the_callers_timeout() -> None:
 
     async def ask() -> None:
         transport = AsyncIdempotentTransport(
-            httpx.MockTransport(answer), retry=Retry(deadline="5s")
+            httpx.MockTransport(answer), retry=Retry(deadline="50s")
         )
         async with httpx.AsyncClient(transport=transport, timeout=None) as client:
             await client.post("http://shop/")

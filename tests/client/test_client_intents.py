@@ -109,7 +109,7 @@ def test_a_refused_request_object_keeps_its_intent(
         assert isinstance(client, RequestsClient)
         other = threading.Thread(target=client.post, args=(server.url,), kwargs={"given": ORDER})
         other.start()
-        assert hang.arrived.wait(10)
+        assert hang.arrived.wait(60)
         request = prepared(client, server.url)
         if why == "in flight":
             with pytest.raises(InFlight):
@@ -133,7 +133,7 @@ def test_a_refused_request_object_keeps_its_intent(
                 send(client, request)
             del request.headers["Idempotency-Key"]
         hang.proceed.set()
-        other.join(10)
+        other.join(60)
         assert send(client, request) == 201
     assert len(server.keys) == 2
     assert len(set(server.keys)) == 1
@@ -280,11 +280,11 @@ def test_an_intent_under_way_is_refused(journal: Journal) -> None:
     with scripted_server(hang) as server, open_client("httpx", journal=journal) as client:
         other = threading.Thread(target=client.post, args=(server.url,), kwargs={"given": given})
         other.start()
-        assert hang.arrived.wait(10)
+        assert hang.arrived.wait(60)
         with pytest.raises(InFlight, match="under way"):
             client.post(server.url, given=given)
         hang.proceed.set()
-        other.join(10)
+        other.join(60)
     assert len(server.received) == 1
     assert journal.open_entries() == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import repeat
 from typing import Any
 
 import httpx
@@ -47,17 +48,22 @@ def test_the_key_is_on_disk_before_the_first_byte_is_sent(
 ) -> None:
     counts: list[int] = []
     with (
-        scripted_server(Hang(), Respond()) as server,
+        scripted_server(Hang(), *repeat(Respond(), 20)) as server,
         open_client(
-            client_name, journal=journal, on_progress=lambda p: counts.append(_entries(p))
+            client_name,
+            journal=journal,
+            on_progress=lambda p: counts.append(_entries(p)),
+            retry=Retry(attempts=20, deadline="1d"),
         ) as client,
     ):
 
         def _entries(progress: Any) -> int:
             return journal.open_entries() if progress.kind == "sending" else -1
 
-        client.post(server.url, timeout=0.5)
-    assert [count for count in counts if count >= 0] == [1, 1]
+        client.post(server.url, timeout=0.3)
+    sent = [count for count in counts if count >= 0]
+    assert len(sent) >= 2
+    assert set(sent) == {1}
     assert journal.open_entries() == 0
 
 

@@ -36,12 +36,12 @@ def test_identical_requests_at_the_same_time_stay_two(client_name: str, journal:
         ThreadPoolExecutor(2) as pool,
     ):
         sent = [pool.submit(client.post, server.url) for _ in range(2)]
-        assert first.arrived.wait(10)
-        assert second.arrived.wait(10)
+        assert first.arrived.wait(60)
+        assert second.arrived.wait(60)
         assert journal.open_entries() == 2
         first.proceed.set()
         second.proceed.set()
-        assert [one.result(10).status for one in sent] == [201, 201]
+        assert [one.result(60).status for one in sent] == [201, 201]
     assert len(set(server.keys)) == 2
     assert journal.open_entries() == 0
 
@@ -77,12 +77,12 @@ def test_two_open_entries_are_reused_by_two_requests(journal: Journal) -> None:
     ):
         sent = [pool.submit(client.post, server.url) for _ in range(2)]
         for hang in lost:
-            assert hang.arrived.wait(10)
+            assert hang.arrived.wait(60)
         for hang in lost:
             hang.proceed.set()
         for one in sent:
             with pytest.raises(RetriesExhausted):
-                one.result(10)
+                one.result(60)
         assert journal.open_entries() == 2
         for _ in range(3):
             client.post(server.url)
@@ -152,16 +152,16 @@ def file_is_busy(journal: Journal) -> Iterator[None]:
     def wait() -> None:
         with journal._file.transaction():
             entered.set()
-            proceed.wait(10)
+            proceed.wait(60)
 
     other = threading.Thread(target=wait)
     other.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     try:
         yield
     finally:
         proceed.set()
-        other.join(10)
+        other.join(60)
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -182,13 +182,13 @@ def test_an_entry_closed_while_another_request_waits_is_not_reused(
 
             monkeypatch.setattr(journal._file, "transaction", announced)
             beginning = pool.submit(second.begin)
-            assert queued.wait(10)
+            assert queued.wait(60)
             settling = pool.submit(first.close, done=done)
             while not journal._closed:
                 time.sleep(0.001)
             first.release()
-        beginning.result(10)
-        settling.result(10)
+        beginning.result(60)
+        settling.result(60)
     assert (second.key, second.reused) == ("k2", False)
     assert journal.open_entries() == 1
 
@@ -218,5 +218,5 @@ def test_an_entry_closed_during_another_requests_transaction_is_not_reused(
     else:
         with pytest.raises(InFlight):
             second.begin()
-    settling.join(10)
+    settling.join(60)
     assert journal._closed == {}

@@ -69,10 +69,10 @@ def test_forget_drops_an_open_entry_by_its_key(journal: Journal) -> None:
         assert not journal.forget(caught.value.key)
         other = threading.Thread(target=client.post, args=(server.url,))
         other.start()
-        assert hang.arrived.wait(10)
+        assert hang.arrived.wait(60)
         assert not journal.forget(str(server.keys[1]).strip('"')), "it is under way"
         hang.proceed.set()
-        other.join(10)
+        other.join(60)
     assert len(set(server.keys)) == 2
 
 
@@ -256,11 +256,11 @@ def test_a_failing_disk_refuses_new_requests_and_loses_no_response(
         ThreadPoolExecutor(1) as pool,
     ):
         sent = pool.submit(client.post, server.url)
-        assert hang.arrived.wait(10)
+        assert hang.arrived.wait(60)
         with monkeypatch.context() as patch:
             patch.setattr(entries, "QUERIES", broken)
             hang.proceed.set()
-            assert sent.result(10).status == 201
+            assert sent.result(60).status == 201
             assert journal.open_entries() == 1
             assert "stays in the journal" in caplog.text
             with pytest.raises(NotSent, match="cannot be written"):

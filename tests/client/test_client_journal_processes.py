@@ -34,12 +34,12 @@ def client_process(what: str, path: Path, url: str) -> Iterator[subprocess.Popen
         yield process
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def run(what: str, path: Path, url: str) -> str:
     with client_process(what, path, url) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     return out
 
@@ -57,9 +57,9 @@ def test_a_killed_client_sends_the_same_key_after_a_restart(
     path = tmp_path / "keys"
     with scripted_server(stuck, Respond(201), Respond(201)) as server:
         with client_process(what, path, server.url) as process:
-            assert stuck.arrived.wait(30)
+            assert stuck.arrived.wait(60)
             process.send_signal(signal.SIGKILL)
-            process.wait(30)
+            process.wait(60)
         run(what, path, server.url)
         run(what, path, server.url)
     killed, back, next_one = server.keys
@@ -73,9 +73,9 @@ def test_any_client_reuses_the_key_that_another_client_left(tmp_path: Path) -> N
     hang = Hang()
     with scripted_server(hang, CutBody(5), Respond()) as server:
         with client_process("requests", path, server.url) as process:
-            assert hang.arrived.wait(30)
+            assert hang.arrived.wait(60)
             process.kill()
-            process.wait(30)
+            process.wait(60)
         with Journal(path) as journal, open_client("httpx", journal=journal) as client:
             assert journal.open_entries() == 1
             got = client.post(server.url, body=BODY)
@@ -92,15 +92,15 @@ def test_a_second_process_is_refused_with_the_name_of_the_file(tmp_path: Path) -
         scripted_server(hang) as server,
         client_process("httpx", path, server.url) as first,
     ):
-        assert hang.arrived.wait(30)
+        assert hang.arrived.wait(60)
         with pytest.raises(ConfigurationError, match=f"{path} is in use by another process"):
             Journal(path)
         with client_process("httpx", path, server.url) as second:
-            _, output = second.communicate(timeout=30)
+            _, output = second.communicate(timeout=60)
         assert second.returncode == 1
         assert f"{path} is in use by another process" in output
         hang.proceed.set()
-        assert first.wait(30) == 0
+        assert first.wait(60) == 0
     assert len(server.received) == 1
     Journal(path).close()
 
@@ -112,7 +112,7 @@ def test_a_refused_second_journal_does_not_unlock_the_file(tmp_path: Path) -> No
         with pytest.raises(ConfigurationError, match="in use"):
             Journal(path)
         with client_process("httpx", path, server.url) as other:
-            _, output = other.communicate(timeout=30)
+            _, output = other.communicate(timeout=60)
     assert other.returncode == 1
     assert f"{path} is in use by another process" in output
     assert server.received == []
@@ -124,9 +124,9 @@ def test_an_entry_written_after_a_fork_survives_a_kill(tmp_path: Path) -> None:
     hang = Hang()
     with scripted_server(hang, Respond()) as server:
         with client_process("fork", path, server.url) as process:
-            assert hang.arrived.wait(30)
+            assert hang.arrived.wait(60)
             process.kill()
-            process.wait(30)
+            process.wait(60)
         with Journal(path) as journal, open_client("httpx", journal=journal) as client:
             assert journal.open_entries() == 1
             client.post(server.url, body=BODY)
@@ -163,7 +163,7 @@ def test_a_child_that_outlives_its_parent_does_not_lock_the_journal(tmp_path: Pa
         assert process.stdout is not None
         child = int(process.stdout.readline())
         try:
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
             Journal(path).close()
         finally:
             os.kill(child, signal.SIGKILL)

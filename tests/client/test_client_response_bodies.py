@@ -228,7 +228,7 @@ def test_a_response_that_stops_halfway_ends_at_the_deadline(client_name: str) ->
 
         def jumping() -> int:
             if server.received:
-                assert slow.arrived.wait(10)
+                assert slow.arrived.wait(60)
                 return now() + 2 * 3_600 * SECOND
             return now()
 
@@ -265,7 +265,7 @@ def test_a_response_is_closed_if_closing_its_entry_fails(
             patched.setattr(EntryHandle, "close", close)
             with pytest.raises(Broken):
                 client.post(server.url)
-        assert client.post(server.url, timeout=5).content == b"done"
+        assert client.post(server.url, timeout=60).content == b"done"
 
 
 def test_a_response_is_closed_if_it_is_cancelled_while_its_entry_closes(
@@ -276,7 +276,7 @@ def test_a_response_is_closed_if_it_is_cancelled_while_its_entry_closes(
 
     def close(*args: Any, **named: Any) -> None:
         closing.set()
-        assert proceed.wait(10)
+        assert proceed.wait(60)
         original(*args, **named)
 
     async def ask(url: str) -> list[bool]:
@@ -284,7 +284,7 @@ def test_a_response_is_closed_if_it_is_cancelled_while_its_entry_closes(
         transport = AsyncIdempotentTransport(inner, journal=journal, buffer_max=1_000)
         async with httpx.AsyncClient(transport=transport) as client:
             task = asyncio.create_task(client.post(url))
-            await asyncio.to_thread(closing.wait, 10)
+            await asyncio.to_thread(closing.wait, 60)
             task.cancel()
             proceed.set()
             with pytest.raises(asyncio.CancelledError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from itertools import repeat
 from typing import Any
 
 import httpx
@@ -135,11 +136,13 @@ def test_a_new_key_is_not_safe_if_all_responses_were_lost(client_name: str, what
 
 
 def test_a_timeout_is_retried_under_the_same_key(client_name: str) -> None:
-    hung = Hang()
-    with scripted_server(hung, Respond()) as server, open_client(client_name) as client:
-        got = client.post(server.url, timeout=0.5)
+    """On a busy machine other tries may time out as well; they are retried alike."""
+    script: list[Action] = [Hang(), *repeat(Respond(), 20)]
+    retry = Retry(attempts=20, deadline="1d")
+    with scripted_server(*script) as server, open_client(client_name, retry=retry) as client:
+        got = client.post(server.url, timeout=0.3)
     assert got.status == 200
-    assert len(server.received) == 2
+    assert len(server.received) >= 2
     assert one_key(server)
 
 

@@ -237,20 +237,20 @@ def test_each_thread_sends_the_key_of_its_own_step(
     def work(cart: str) -> None:
         def step(key: str) -> None:
             keys[f"/pay/{cart}"] = key
-            together.wait(10)
+            together.wait(60)
             pay(client, f"/pay/{cart}")
-            together.wait(10)
+            together.wait(60)
 
         once.run("checkout", cart, lambda attempt: attempt.step("pay", step), retry_safe=True)
 
     threads = [threading.Thread(target=work, args=(f"cart-{n}",)) for n in range(8)]
     for thread in threads:
         thread.start()
-    together.wait(10)
+    together.wait(60)
     pay(client, "/outside")
-    together.wait(10)
+    together.wait(60)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     seen = dict(shop.seen)
     outside = seen.pop("/outside")
     assert seen == keys

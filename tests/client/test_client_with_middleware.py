@@ -62,29 +62,33 @@ def test_two_requests_run_the_handler_twice_and_are_no_replays(
 
 
 def test_a_request_in_flight_is_waited_for_until_it_ends(app: ServedApp, client_name: str) -> None:
-    """The first try times out while the handler runs. The second one gets a 409 with Retry-After.
-    The handler ends while the client waits."""
+    """A try times out while the handler runs. A later one gets a 409 with Retry-After. The handler
+    ends while the client waits. On a busy machine more tries than these may time out."""
     events: list[Any] = []
     key = f"gated-{client_name}"
-    steps = iter(["it is running", "it may end"])
+    asked: list[int] = []
 
     def while_waiting(us: int) -> None:
-        if next(steps) == "it is running":
-            app.wait_at_gate("gated")
-        else:
+        if 409 in statuses():
+            asked.append(us)
             app.open_gate("gated")
             wait_until(lambda: app.post("/gated", key, b"{}").status == 200, "it has ended")
 
-    with open_client(client_name, on_progress=events.append, chances=[0.5, 0.5]) as client:
+    def statuses() -> list[int]:
+        return [progress.status for progress in events if progress.kind == "answered"]
+
+    retry = Retry(attempts=50, deadline="1d")
+    with open_client(client_name, on_progress=events.append, retry=retry) as client:
         client.clock.on_sleep = while_waiting
         headers = {**HEADERS, "Idempotency-Key": key}
         got = client.post(f"{app.server.url}/gated", timeout=1, headers=headers)
     assert (got.status, got.content) == (200, b'{"done":true}')
     assert got.delivery is not None
-    assert (got.delivery.attempts, got.delivery.replayed) == (3, True)
+    assert got.delivery.attempts >= 3
+    assert got.delivery.replayed
     assert app.effects() == 1
-    assert [progress.status for progress in events if progress.kind == "answered"] == [409, 200]
-    assert client.clock.slept[1] >= 1_000_000, "as the server asked"
+    assert statuses() == [409, 200]
+    assert asked[0] >= 1_000_000, "as the server asked"
 
 
 def test_a_key_of_another_request_is_not_retried(app: ServedApp, client_name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from tests.dashboard.reader import Reader
@@ -16,9 +17,6 @@ from tests.support.redis_stores import valkey
 from oncekey.core.store import Store
 from oncekey.dashboard import Dashboard
 from oncekey.engine.store_urls import blocking_store
-
-SCHEMA = "dashboard"
-REDIS_DATABASE = 13  # that no other test uses
 
 
 @dataclass(frozen=True)
@@ -36,12 +34,11 @@ class Shop:
 def store_url(kind: str, folder: Path) -> str:
     if kind == "sqlite":
         return f"sqlite:///{folder / 'shop.db'}"
+    name = f"dashboard_{uuid4().hex[:12]}"  # other processes of the run use the same servers
     if kind == "redis":
-        with valkey().client(db=REDIS_DATABASE) as client:
-            client.flushdb()
-        return valkey().url(REDIS_DATABASE)
-    emptied({"schema": SCHEMA})
-    return f"{server().url(DATABASE)}?schema={SCHEMA}"
+        return f"{valkey().url()}?prefix={name}"
+    emptied({"schema": name})
+    return f"{server().url(DATABASE)}?schema={name}"
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres", "redis"])

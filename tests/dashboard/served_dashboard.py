@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 
 TOKEN = "a-token-for-the-tests-of-the-dashboard"
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 
 
 class _Server(uvicorn.Server):

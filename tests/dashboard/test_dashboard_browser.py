@@ -20,7 +20,7 @@ from oncekey.engine.administration import run_plan
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PATIENCE_MS = 30_000
+PATIENCE_MS = 90_000
 # What happens in the browser alone is tried on one store.
 ON_ONE_STORE = pytest.mark.parametrize("shop", ["sqlite"], indirect=True, scope="session")
 PHONE_WIDTH = 390

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from tests.dashboard.conftest import SCHEMA, Shop
+from tests.dashboard.conftest import Shop
 from tests.dashboard.reader import Reader, confirmation
 from tests.dashboard.sample_keys import CHARGES, SampleKeys, fill, value
 from tests.dashboard.served_dashboard import TOKEN, served
@@ -138,22 +138,23 @@ def test_bodies_are_hidden_unless_the_reader_may_see_them(shop: Shop) -> None:
 
 @pytest.mark.parametrize("shop", ["postgres"], indirect=True, scope="session")
 def test_a_role_that_may_only_read_is_enough_to_look(shop: Shop) -> None:
+    schema = shop.url.rpartition("?schema=")[2]
+    role = f"looker_of_{schema}"
     for statement in (
-        "DROP ROLE IF EXISTS looker",
-        "CREATE ROLE looker LOGIN",
-        f"GRANT USAGE ON SCHEMA {SCHEMA} TO looker",
-        f"GRANT SELECT ON ALL TABLES IN SCHEMA {SCHEMA} TO looker",
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}",
     ):
         server().execute(statement, database=DATABASE)
-    url = shop.url.replace("//postgres@", "//looker@")
+    url = shop.url.replace("//postgres@", f"//{role}@")
     app = Dashboard(url, token=TOKEN, read_only=True)
     with served(app) as address, Reader(address) as reader:
         reader.sign_in()
         for path in ("/", "/keys", f"/keys/{shop.ids['unknown']}"):
             page = reader.get(path)
             assert page.status_code == 200, page.text
-    server().execute("DROP OWNED BY looker", database=DATABASE)
-    server().execute("DROP ROLE looker", database=DATABASE)
+    server().execute(f"DROP OWNED BY {role}", database=DATABASE)
+    server().execute(f"DROP ROLE {role}", database=DATABASE)
 
 
 # --- decisions ------------------------------------------------------------------------------------

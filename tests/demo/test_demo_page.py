@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
     from tests.demo.conftest import Running
 
-PATIENCE_MS = 30_000
+PATIENCE_MS = 90_000
 
 
 @pytest.fixture(scope="module")

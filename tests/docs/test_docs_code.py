@@ -74,7 +74,7 @@ def run_python(arguments: list[str], folder: Path, environment: dict[str, str]) 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return done.stderr

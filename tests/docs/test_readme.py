@@ -36,11 +36,11 @@ def address(tmp_path: Path) -> Iterator[str]:
         yield _announced(log, server)
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=60)
 
 
 def _announced(log: Path, server: subprocess.Popen[bytes]) -> str:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while time.monotonic() < until and server.poll() is None:
         for word in log.read_text().split():
             if word.startswith("http://127.0.0.1:"):
@@ -56,7 +56,7 @@ def _curl(address: str) -> httpx.Response:
     url = urlsplit(next(word for word in words if word.startswith("http")))
     headers = dict(words[i + 1].split(": ", 1) for i, word in enumerate(words) if word == "-H")
     method = words[words.index("-X") + 1]
-    return httpx.request(method, f"{address}{url.path}?{url.query}", headers=headers)
+    return httpx.request(method, f"{address}{url.path}?{url.query}", headers=headers, timeout=60)
 
 
 def test_the_app_of_the_readme_fits_into_eight_lines() -> None:

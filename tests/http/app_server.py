@@ -2,7 +2,8 @@
 gates.
 
 The apps share a folder with the test. Each effect is a line in the file `effects`. A handler that
-reaches a gate creates `<gate>.here` and waits until the test has created `<gate>.go`.
+reaches a gate creates `<gate>.here` and waits until the test has created `<gate>.go`. The file
+`ahead` moves their clock.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import gzip
 import json
 import signal
+import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,19 @@ class ServedApp:
     def open_gate(self, gate: str) -> None:
         (self.folder / f"{gate}.go").touch()
 
+    def move_clock(self, seconds: float) -> None:
+        """Move the clock of the app's engine and store ahead: they read it from this file."""
+        file, made = self.folder / "ahead", self.folder / "ahead.new"
+        before = int(file.read_text()) if file.exists() else 0
+        made.write_text(str(before + int(seconds * 1_000_000)))
+        made.rename(file)
+
+    def lease_end(self) -> int:
+        """When the newest lease in the app's store ends, by the app's clock, in microseconds."""
+        with closing(sqlite3.connect(self.folder / "keys.db", timeout=60)) as store:
+            (until,) = store.execute("SELECT max(lease_until) FROM oncekey_records").fetchone()
+        return int(until)
+
     def log_count(self, log: str, name: str) -> int:
         """How often the app has written `name` to one of its logs."""
         file = self.folder / log
@@ -151,5 +166,5 @@ def _refuses(app: ServedApp) -> bool:
 
 def restart_server(app: ServedApp) -> None:
     """Wait until a stopped server has ended, and start it again."""
-    assert app.server.wait(20) in (0, -signal.SIGTERM)
+    assert app.server.wait(60) in (0, -signal.SIGTERM)
     app.server.start()

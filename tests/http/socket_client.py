@@ -48,7 +48,7 @@ class Connection:
         response = connection.request("GET", "/")
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1", timeout: float = 10) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", timeout: float = 60) -> None:
         self._host = f"{host}:{port}"
         self._socket = socket.create_connection((host, port), timeout=timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # pieces stay pieces

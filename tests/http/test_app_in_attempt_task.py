@@ -88,7 +88,7 @@ def test_what_follows_the_response_waits_for_its_outcome_also_when_cancelled(
         assert events == expected, "a replay"
         await once.close()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_cancellation_that_waits_when_the_last_part_is_sent_is_not_lost() -> None:
@@ -110,7 +110,7 @@ def test_a_cancellation_that_waits_when_the_last_part_is_sent_is_not_lost() -> N
         assert events == []
         assert (await send_request(guarded)).body == b"ok", "its outcome is stored all the same"
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 class FailingFinish(SlowFinish):
@@ -149,7 +149,7 @@ def test_a_scope_that_cancels_again_and_again_does_not_hurry_the_tries_to_store(
         store.go.set()
         assert (await request).body == b"ok"
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_response_that_is_sent_in_the_body_of_another_run_leaves_that_run_as_it_was() -> None:
@@ -171,7 +171,7 @@ def test_a_response_that_is_sent_in_the_body_of_another_run_leaves_that_run_as_i
         assert seen == [True, True], "it is current, and a drain waits for it"
         assert not once._runner.loop_state().tasks
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_task_that_responds_after_the_apps_end_changes_nothing() -> None:
@@ -193,7 +193,7 @@ def test_a_task_that_responds_after_the_apps_end_changes_nothing() -> None:
         await left_behind[0]
         assert not guarded.tasks.background
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @pytest.mark.parametrize("seconds", [0.0, 30.0])
@@ -223,7 +223,7 @@ def test_a_drain_waits_for_an_outcome_and_not_for_what_follows_it(seconds: float
         ended.set()
         assert (await request).body == b"ok"
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_closing_the_engine_neither_waits_for_background_tasks_nor_cancels_them() -> None:
@@ -250,7 +250,7 @@ def test_closing_the_engine_neither_waits_for_background_tasks_nor_cancels_them(
         assert events == ["went on"]
         assert not guarded.tasks.background
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_the_app_has_the_attempts_task_and_no_other() -> None:

@@ -26,12 +26,24 @@ from tests.support.servers import require
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 AROUND = ("plain", "within", "compressed")
+USUAL = {("granian", "within"), ("hypercorn", "compressed")}
 HANDLERS = ("plain", "large", "thread", "stream", "background", "raises", "refuses")
 WAYS = ("reset", "half-closed", "goodbye") if SOAK else ("reset", "half-closed")
 ANSWERING = tuple(kind for kind in HANDLERS if kind != "raises")
 
 
-@pytest.fixture(scope="module", params=[(s, a) for s in SERVERS for a in AROUND], ids="-".join)
+# Every server, and everything that may be around the guard; the other pairs are left to soak.
+PAIRS = [
+    pytest.param(
+        (server, around), id=f"{server}-{around}", marks=() if is_usual else pytest.mark.soak
+    )
+    for server in SERVERS
+    for around in AROUND
+    for is_usual in [around == "plain" or (server, around) in USUAL]
+]
+
+
+@pytest.fixture(scope="module", params=PAIRS)
 def app(request: pytest.FixtureRequest) -> Iterator[ServedApp]:
     server, around = request.param
     kind, options = SERVERS[server]

@@ -23,7 +23,7 @@ from tests.http.app_server import (
     serve_app,
     stop_server,
 )
-from tests.http.gated_request import SERVERS, GatedRequest, check_outcome, disconnect
+from tests.http.gated_request import PATIENT, SERVERS, GatedRequest, check_outcome, disconnect
 from tests.support.servers import require
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
@@ -35,11 +35,15 @@ VIEWS += [f"view/{view}" for view in (*BOTH, "raises")]
 IN_ITS_KEYS_TRANSACTION = "view/rows"
 
 
-@pytest.fixture(scope="module", params=SERVERS if SOAK else ("uvicorn-h11", "hypercorn"))
+SOME = ("uvicorn-h11", "hypercorn")
+OTHERS = [pytest.param(name, marks=pytest.mark.soak) for name in SERVERS if name not in SOME]
+
+
+@pytest.fixture(scope="module", params=[*SOME, *OTHERS])
 def app(request: pytest.FixtureRequest) -> Iterator[ServedApp]:
     kind, options = SERVERS[request.param]
     require(lambda: kind("x:y", **options))  # skips by name where it is not installed
-    with serve_app(kind, APP, **options) as made:
+    with serve_app(kind, APP, **options, **PATIENT[request.param]) as made:
         yield made
 
 
@@ -105,15 +109,14 @@ def test_i14_a_server_that_stops_lets_the_views_of_clients_that_left_end(app: Se
         check_outcome(each)
 
 
-@pytest.mark.skipif(not SOAK, reason="its keys have to outlive their leases")
-@pytest.mark.parametrize("server", ["uvicorn-h11", "hypercorn"])
+@pytest.mark.soak
+@pytest.mark.parametrize("server", SOME)
 def test_i1_a_view_that_a_server_without_grace_cuts_off_is_not_run_again(server: str) -> None:
     """Uvicorn dies at once; Hypercorn ends its event loop, and then waits for the threads. A view
     that needed the loop has an unknown outcome; one that did not may end."""
     kind, options = SERVERS[server]
     require(lambda: kind("x:y", **options))
-    env = {"GUARDED_LEASE": "1s"}
-    with serve_app(kind, APP, env=env, graceful=0, **options) as app:
+    with serve_app(kind, APP, graceful=0, **options) as app:
         cut_off = []
         for view in ("rule/plain", "rule/awaits", "view/plain", "view/calls_async"):
             for is_gone in (False, True):
@@ -127,6 +130,7 @@ def test_i1_a_view_that_a_server_without_grace_cuts_off_is_not_run_again(server:
         for operation, _ in cut_off:
             operation.open_gates()
         restart_server(app)
+        app.move_clock(3_600)
         for operation, connection in cut_off:
             answer = operation.retry()
             assert is_replay(answer) or problem_code(answer) == "outcome-unknown"

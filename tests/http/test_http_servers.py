@@ -56,14 +56,14 @@ def connection(server: HttpServer) -> Iterator[Connection]:
 
 def refuses(server: HttpServer) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", server.port), timeout=60).close()
     except ConnectionRefusedError:
         return True
     return False
 
 
 def wait_for(server: HttpServer, words: str) -> None:
-    processes.wait_until(lambda: words in server.log, f"{server.name} says {words!r}", 10)
+    processes.wait_until(lambda: words in server.log, f"{server.name} says {words!r}", 60)
 
 
 # --- serving --------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_abort_of_a_connection_is_a_reset_for_its_peer() -> None:
         connection = Connection(listener.getsockname()[1])
         accepted, _ = listener.accept()
         with accepted:
-            accepted.settimeout(10)
+            accepted.settimeout(60)
             connection.abort()
             with pytest.raises(ConnectionResetError):
                 accepted.recv(1)
@@ -148,7 +148,7 @@ def test_server_ends_on_sigterm_and_restarts_on_the_same_port(name: str) -> None
         port, pids = server.port, server.pids()
         assert server.pid == pids[0]
         server.signal(signal.SIGTERM)
-        assert server.wait(10) in (0, -signal.SIGTERM)
+        assert server.wait(60) in (0, -signal.SIGTERM)
         assert not server.is_running
         assert refuses(server)
         assert ("shut down" in server.log) == (name in ASGI)
@@ -168,7 +168,7 @@ def test_no_worker_outlives_a_main_process_that_was_killed(name: str) -> None:
     with make(name) as server:
         pids = server.pids()
         server.signal(signal.SIGKILL)
-        assert server.wait(10) == -signal.SIGKILL
+        assert server.wait(60) == -signal.SIGKILL
     assert not any(map(processes.is_running, pids))
     with pytest.raises(ServerFailed, match="is not running"):
         server.signal(signal.SIGTERM)
@@ -200,7 +200,7 @@ def test_worker_ends_with_the_process_that_started_its_server(kind: str, app: st
         pids = [int(word) for word in run.stdout.readline().split()]
         assert len(pids) == 2
         run.kill()
-    processes.wait_until(lambda: not any(map(processes.is_running, pids)), "it is gone", 10)
+    processes.wait_until(lambda: not any(map(processes.is_running, pids)), "it is gone", 60)
 
 
 def test_server_that_does_not_end_is_killed_after_its_grace() -> None:

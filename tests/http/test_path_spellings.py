@@ -112,7 +112,7 @@ def in_thread(run: Callable[[], object], stop: Callable[[], object]) -> Iterator
         yield
     finally:
         stop()
-        thread.join(10)
+        thread.join(60)
 
 
 @contextmanager

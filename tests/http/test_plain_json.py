@@ -48,7 +48,7 @@ def same_as_the_library(data: bytes, ignore: tuple[str, ...] = ()) -> None:
     assert _json(Body(data), ignore, None) == _any_json(Body(data), ignore, None)
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]))
 def test_any_document_has_the_bytes_of_the_library(
     value: Any, ensure_ascii: bool, indent: int | None
@@ -58,7 +58,7 @@ def test_any_document_has_the_bytes_of_the_library(
     same_as_the_library(data, ("a", "a.b"))
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(PIECES)
 @example('{"a":1,"a":2}')
 @example('{"a":"\\ud800"}')
@@ -70,6 +70,7 @@ def test_broken_and_doubtful_documents_are_left_to_the_library(text: str) -> Non
     same_as_the_library(text.encode("utf-8", "surrogatepass"))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_any_bytes_have_the_form_that_the_library_gives(data: bytes) -> None:
     same_as_the_library(data)

@@ -228,8 +228,9 @@ def test_document_too_long_to_sort_is_compared_byte_by_byte() -> None:
     assert fingerprint(one) != fingerprint(other)
 
 
-def test_arbitrary_request_does_not_crash() -> None:
-    dice = random.Random(9)
+@pytest.mark.seeded
+def test_arbitrary_request_does_not_crash(seed: int) -> None:
+    dice = random.Random(seed)
     kinds = [
         JSON,
         FORM,

@@ -18,7 +18,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 def run(main: Work) -> None:
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 # --- tasks that begin at once ---------------------------------------------------------------------

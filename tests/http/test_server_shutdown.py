@@ -12,12 +12,11 @@ the middleware holds that back until every outcome is stored (I14). With the lea
   whatever its grace (its issue 308), because asyncio's servers now wait for their connections.
 
 If the process ended while a handler ran, nobody can know what that did: its key is "unknown" when
-its lease is over, and stays so. With ONCEKEY_SOAK=1, both of Uvicorn's parsers everywhere.
+its lease is over, and stays so.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,43 +30,44 @@ from tests.http.app_server import (
     serve_app,
     stop_server,
 )
-from tests.http.gated_request import APP, SERVERS, GatedRequest, check_outcome
+from tests.http.gated_request import APP, PATIENT, SERVERS, GatedRequest, check_outcome
 from tests.support.servers import require
 
-SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 LEAST = {name: 1 if name == "granian" else 0 for name in SERVERS}
 LIFESPAN, BARE = "plain", "bare"
 
-PATIENT: list[tuple[str, str, int | None]] = [
+# The server, the application, and the grace: None is the usual one.
+CASES: list[tuple[str, str, int | None]] = [
     (server, app, None) for server in SERVERS for app in (LIFESPAN, BARE)
 ]
 CANCELLING = [server for server in SERVERS if server != "granian"]
-ENDING = [*((server, BARE) for server in SERVERS), ("granian", LIFESPAN)]
+ENDING = [
+    ("uvicorn-h11", BARE),
+    pytest.param("uvicorn-httptools", BARE, marks=pytest.mark.soak),
+    pytest.param("granian", BARE, marks=pytest.mark.soak),
+    ("granian", LIFESPAN),
+]
 if sys.version_info >= (3, 12, 1):
-    PATIENT += [("hypercorn", LIFESPAN, 0), ("hypercorn", BARE, 0)]
+    CASES += [("hypercorn", LIFESPAN, 0), ("hypercorn", BARE, 0)]
     CANCELLING.remove("hypercorn")
-    ENDING.remove(("hypercorn", BARE))
-if not SOAK:
-    PATIENT.remove(("uvicorn-httptools", BARE, None))
-    ENDING.remove(("uvicorn-httptools", BARE))
-    ENDING.remove(("granian", BARE))
+else:
+    ENDING.append(("hypercorn", BARE))
 
 
 @contextmanager
-def running(name: str, around: str, lease: str = "10s", **more: Any) -> Iterator[ServedApp]:
+def running(name: str, around: str, **more: Any) -> Iterator[ServedApp]:
     kind, options = SERVERS[name]
     require(lambda: kind("x:y", **options))  # skips by name where it is not installed
-    env = {"GATED_KIND": around, "GUARDED_LEASE": lease}
-    with serve_app(kind, APP, env=env, **options, **more) as made:
+    with serve_app(kind, APP, env={"GATED_KIND": around}, **options, **more) as made:
         yield made
 
 
-@pytest.mark.parametrize(("name", "around", "grace"), PATIENT)
+@pytest.mark.parametrize(("name", "around", "grace"), CASES)
 def test_i14_with_the_usual_grace_every_request_is_answered(
     name: str, around: str, grace: int | None
 ) -> None:
     """Or with a grace that the server does not heed."""
-    with running(name, around, graceful=grace) as app:
+    with running(name, around, **(PATIENT[name] if grace is None else {"graceful": grace})) as app:
         waiting, gone, late = (GatedRequest(app, kind) for kind in ("plain", "large", "background"))
         connection = waiting.start()
         gone.start().abort()
@@ -115,12 +115,13 @@ def test_i14_requests_that_the_server_cancels_are_stored(name: str) -> None:
 def test_i1_a_handler_that_was_killed_with_its_server_is_not_run_again(
     name: str, around: str
 ) -> None:
-    with running(name, around, lease="1s", graceful=LEAST[name]) as app:
+    with running(name, around, graceful=LEAST[name]) as app:
         waiting, gone = GatedRequest(app, "plain"), GatedRequest(app, "stream")
         with waiting.start():
             gone.start().abort()
             stop_server(app)
             restart_server(app)  # though no gate is open
+        app.move_clock(3_600)
         for one in (waiting, gone):
             for _ in range(2):
                 answer = one.retry()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import uuid4
 
 import pytest
 from tests.http.app_server import ServedApp, problem_code, serve_app
@@ -26,7 +27,7 @@ def proxy() -> Iterator[Proxy]:
 def app(proxy: Proxy) -> Iterator[ServedApp]:
     require(lambda: Uvicorn("x:y"))  # skips by name where it is not installed
     address = postgres_stores.server().url(postgres_stores.DATABASE, port=proxy.port)
-    schema = postgres_stores.emptied({})["schema"]
+    schema = postgres_stores.emptied({"schema": f"down_{uuid4().hex[:12]}"})["schema"]
     with serve_app(Uvicorn, APP, env={"GUARDED_STORE": f"{address}?schema={schema}"}) as served:
         yield served
 

@@ -87,7 +87,7 @@ def test_large_uploads_are_not_held_in_memory(
 
 def test_body_of_an_unauthenticated_caller_is_not_read(app: ServedApp) -> None:
     """The endpoint takes no body parameter, so FastAPI has solved its dependencies first."""
-    with socket.create_connection(("127.0.0.1", app.server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", app.server.port), timeout=60) as connection:
         connection.sendall(
             b"POST /stream HTTP/1.1\r\nHost: x\r\nIdempotency-Key: nobody\r\n"
             b"Content-Length: 1000000\r\n\r\nonly the beginning"

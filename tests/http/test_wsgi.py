@@ -221,7 +221,9 @@ def test_i8_two_callers_with_the_same_key_are_independent(app: ServedApp) -> Non
 def test_key_can_be_used_again_after_its_keep(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/short", key, {})
-    wait_until(lambda: not is_replay(app.post("/short", key, {})), "300 ms are over")
+    assert is_replay(app.post("/short", key, {}))
+    app.move_clock(3_600)
+    assert not is_replay(app.post("/short", key, {}))
     assert app.effects() == 2
 
 
@@ -240,7 +242,7 @@ def test_i14_shutdown_waits_for_the_result_of_a_running_handler(name: str, worke
     """After SIGTERM in the middle of a handler, its effect, response and record are there."""
     threads = 1 if worker == "sync" else 4
     options = [f"--worker-class={worker}"]
-    with serve_wsgi(name, threads=threads, options=options, graceful=20) as served:
+    with serve_wsgi(name, threads=threads, options=options, graceful=60) as served:
         first, again = (served.post("/charges", "k", {}) for _ in range(2))
         assert (is_replay(first), is_replay(again), served.effects()) == (False, True, 1)
         with served.connect() as connection:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import redis
 from tests.support import redis_stores
@@ -18,10 +16,6 @@ from tests.support.servers.redis_server import (
     redis_program,
     valkey_program,
 )
-
-SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
-# tests/fault/test_redis_failover.py proves the same on the way to more.
-SOAK_ONLY = pytest.mark.skipif(not SOAK, reason="the tests of failovers need it too")
 
 PROGRAMS = {"valkey": valkey_program, "redis": redis_program}
 
@@ -98,7 +92,7 @@ def test_the_shared_cluster_has_three_masters_with_a_replica_each() -> None:
     assert cluster.url().count(":") == 1 + 6
 
 
-@SOAK_ONLY
+@pytest.mark.soak  # tests/fault/test_redis_failover.py proves the same on the way to more
 def test_a_killed_master_of_a_cluster_is_replaced_by_its_replica() -> None:
     with require(lambda: RedisCluster(3, replicas=1)) as cluster:
         master = cluster.master_of("key")
@@ -111,7 +105,7 @@ def test_a_killed_master_of_a_cluster_is_replaced_by_its_replica() -> None:
         assert cluster.replicas_of(replica) == [master]
 
 
-@pytest.mark.parametrize("masters", [1, 2] if SOAK else [1])
+@pytest.mark.parametrize("masters", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_cluster_of_few_masters_needs_no_replicas(masters: int) -> None:
     with require(lambda: RedisCluster(masters)) as cluster:
         assert len(cluster.masters()) == masters
@@ -120,7 +114,7 @@ def test_a_cluster_of_few_masters_needs_no_replicas(masters: int) -> None:
 # --- Sentinel -------------------------------------------------------------------------------------
 
 
-@SOAK_ONLY
+@pytest.mark.soak  # as above
 def test_a_killed_master_is_replaced_by_the_sentinels() -> None:
     with require(RedisSentinel) as watched:
         first = watched.master()

@@ -97,7 +97,8 @@ def left_to_soak(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     matrices: dict[str, list[tuple[pytest.Item, Sequence[object]]]] = defaultdict(list)
     for item in items:
         name = item.nodeid.partition("[")[0]
-        if name in THINNED and isinstance(item, pytest.Function):
+        is_left = item.get_closest_marker("soak") is not None
+        if name in THINNED and isinstance(item, pytest.Function) and not is_left:
             # The same object stands for the same value in every case.
             values = [id(value) for value in item.callspec.params.values()]
             matrices[name].append((item, values))

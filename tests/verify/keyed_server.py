@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import h11
 
@@ -21,6 +21,10 @@ from oncekey.verify.target import Operation, RequestTemplate, Target, Variant
 
 HOST = "127.0.0.1"
 LARGE_BYTES = 300_000
+# How long a probe waits for an answer: for long, so that a busy machine ends no wait that is to
+# succeed, or not long, if the server never has one.
+PATIENCE = 30.0
+SOON = 0.25
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Arrivals:
 
 class KeyedServer:
     """The API. `respond` is its guard, `operate` its handler."""
+
+    patience: ClassVar = PATIENCE  # of its probes
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}

@@ -1,8 +1,9 @@
-"""Runs one probe against one server, with limits for a server that is near and quick."""
+"""Runs one probe against one server, with the patience that the server says is needed."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from tests.verify.keyed_server import KeyedServer, target
@@ -12,7 +13,7 @@ from oncekey.verify.profile import IETF
 from oncekey.verify.verdict import Fault, Status, Verdict
 from oncekey.verify.verification import verify
 
-LIMITS = Limits(concurrency=8, timeout=5.0, patience=0.25)
+LIMITS = Limits(concurrency=8, timeout=60.0)
 
 
 def verdict_on(
@@ -22,6 +23,8 @@ def verdict_on(
 
     `effects` may be a function from the server to a counter.
     """
+
+    limits = replace(limits, patience=server_type.patience)
 
     async def check() -> Verdict:
         async with server_type() as server:

@@ -33,7 +33,7 @@ KEY = {"name": "Idempotency-Key", "in": "header", "required": True, "schema": {"
 
 
 def budget() -> Budget:
-    return Budget(100, time.monotonic() + 60)
+    return Budget(100, time.monotonic() + 600)
 
 
 async def found(told: OpenAPISettings, target: Target) -> FoundRequests:
@@ -176,7 +176,7 @@ def test_a_search_without_requests_left_ends_with_what_it_has(tmp_path: Path) ->
     async def search(requests: int, status: int) -> FoundRequests:
         with serving(lambda received: Reply(status, {})) as url:
             origin, _ = split_url(url)
-            spent = Budget(requests, time.monotonic() + 60)
+            spent = Budget(requests, time.monotonic() + 600)
             return await found_by.find(Target(origin, {}), IETF, Limits(), spent)
 
     found_by = generated(tmp_path)

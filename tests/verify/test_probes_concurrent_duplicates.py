@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from tests.verify.keyed_server import IN_FLIGHT, KeyedServer, Ledger, Received, Record, Reply
+from tests.verify.keyed_server import IN_FLIGHT, SOON, KeyedServer, Ledger, Received, Record, Reply
 from tests.verify.probe_checks import LIMITS, assert_fault, verdict_on
 
 from oncekey.verify.probe import Limits, Together
@@ -46,6 +46,8 @@ class Restarting(KeyedServer):
 
 
 class RefusesRetries(KeyedServer):
+    patience = SOON
+
     async def respond(self, received: Received) -> Reply:
         return IN_FLIGHT if received.key in self.records else await super().respond(received)
 
@@ -65,6 +67,8 @@ class Waiting(KeyedServer):
 
 class StormOf409(KeyedServer):
     """Refuses everybody, once two requests of one key have met."""
+
+    patience = SOON
 
     async def respond(self, received: Received) -> Reply:
         record = self.records.get(received.key)
@@ -139,6 +143,8 @@ class Overloaded(KeyedServer):
 class BreaksDown(KeyedServer):
     """Serves a request and its retry, and nobody afterwards."""
 
+    patience = SOON
+
     async def respond(self, received: Received) -> Reply:
         return await super().respond(received) if len(self.arrivals) == 1 else Reply(503)
 
@@ -176,7 +182,7 @@ class OfNothing(Ledger):
 
 
 def test_it_holds_on_a_server_that_claims_first() -> None:
-    verdict = verdict_on(KeyedServer, PROBE, Limits(patience=0.4))
+    verdict = verdict_on(KeyedServer, PROBE, Limits())
     assert verdict.status is Status.HOLDS, verdict.summary
     assert verdict.n == 3 * (2 + 20 + 100)
     assert "366 of 366 were sent before any answer" in verdict.window

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.verify.guarded_api import (
+    SOON,
     VARIANTS,
     Asked,
     GuardedAPI,
@@ -35,6 +36,8 @@ class RefusalFreesKey(GuardedAPI):
 class RefusalBlocksKey(GuardedAPI):
     """The record of a refused request stays pending."""
 
+    patience = SOON
+
     def store(self, place: object, record: Record, reply: Reply) -> None:
         if reply.status < 400:
             super().store(place, record, reply)
@@ -42,6 +45,8 @@ class RefusalBlocksKey(GuardedAPI):
 
 class RefusalBlocksOthers(GuardedAPI):
     """A retry of the refused request is answered, but another one stays in flight."""
+
+    patience = SOON
 
     def mismatch(self, place: object) -> Reply:
         return Reply(409, b"in flight")

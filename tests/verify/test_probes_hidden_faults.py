@@ -329,7 +329,7 @@ def test_a_duplicate_may_be_told_in_other_words_that_it_is_too_early(
     ],
 )
 def test_an_effect_that_comes_late_is_named(probe: Probe, fault: Fault) -> None:
-    limits = Limits(concurrency=2, timeout=5.0, patience=0.25)
+    limits = Limits(concurrency=2, timeout=60.0)
     verdict = probe_checks.verdict_on(
         LateRuns, probe, limits, effects=CountsLateRuns, variants=SLOW, slow_seconds=0.2
     )

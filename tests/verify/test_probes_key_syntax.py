@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from tests.verify.guarded_api import (
+    SOON,
     Asked,
     GuardedAPI,
     Refused,
@@ -151,6 +152,8 @@ class Says422(GuardedAPI):
 
 
 class BusyWithOddKeys(GuardedAPI):
+    patience = SOON
+
     def key(self, lines: Sequence[bytes]) -> bytes:
         if len(lines) != 1 or len(lines[0]) != 36:
             raise Refused(429, "slow down")
@@ -246,6 +249,8 @@ def test_a_server_that_is_busy_with_odd_keys_is_not_accused() -> None:
 
 
 class BusyWithoutKey(GuardedAPI):
+    patience = SOON
+
     async def respond(self, asked: Asked) -> Reply:
         return await super().respond(asked) if asked.key_lines else Reply(503)
 

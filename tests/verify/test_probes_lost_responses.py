@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.verify.keyed_server import (
     IN_FLIGHT,
+    SOON,
     KeyedServer,
     Ledger,
     Received,
@@ -48,6 +49,8 @@ class StoresAfterwards(KeyedServer):
 class BlockedAfterwards(KeyedServer):
     """Leaves a key pending whose response was not taken."""
 
+    patience = SOON
+
     async def after_reply(self, received: Received, *, was_reset: bool) -> None:
         if was_reset:
             self.records[received.key] = Record()
@@ -65,6 +68,8 @@ class ForgetsTheGone(KeyedServer):
 
 class StuckOnTheGone(KeyedServer):
     """Does not finish a key whose client has left."""
+
+    patience = SOON
 
     async def run_claimed(self, received: Received) -> Reply:
         reply = await super().run_claimed(received)
@@ -91,6 +96,8 @@ class StopsWithTheClient(KeyedServer):
 
 class StopsAndKeeps(StopsWithTheClient):
     """Stops it before its effect too, and never frees its key."""
+
+    patience = SOON
 
     frees_key = False
 

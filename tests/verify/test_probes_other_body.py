@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.verify.guarded_api import (
+    SOON,
     VARIANTS,
     Asked,
     GuardedAPI,
@@ -50,6 +51,8 @@ class MismatchForgets(GuardedAPI):
 
 
 class MismatchIs409(GuardedAPI):
+    patience = SOON
+
     def mismatch(self, place: object) -> Reply:
         return Reply(409, b"conflict")
 
@@ -60,6 +63,8 @@ class MismatchCrashes(GuardedAPI):
 
 
 class MismatchIsBusy(GuardedAPI):
+    patience = SOON
+
     def mismatch(self, place: object) -> Reply:
         return Reply(429, b"slow down")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.verify.guarded_api import (
+    SOON,
     VARIANTS,
     Asked,
     GuardedAPI,
@@ -116,6 +117,8 @@ class OnlySaysUsed(GuardedAPI):
 
 
 class SaysInFlightForEver(GuardedAPI):
+    patience = SOON
+
     def replay(self, reply: Reply) -> Reply:
         return Reply(409, b"in flight")
 

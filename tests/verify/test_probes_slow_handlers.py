@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.verify.keyed_server import (
     IN_FLIGHT,
+    SOON,
     KeyedServer,
     Received,
     Record,
@@ -117,6 +118,8 @@ class ClobbersSuccess(TakesOver):
 
 class ForgetsSlow(KeyedServer):
     """Answers a slow request, and never stores that it has ended."""
+
+    patience = SOON
 
     async def run_claimed(self, received: Received) -> Reply:
         reply = await super().run_claimed(received)

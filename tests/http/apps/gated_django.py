@@ -8,7 +8,6 @@ effects and the gate of one request.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,12 +21,14 @@ from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpRespon
 from django.test.utils import override_settings
 from django.urls import path
 from tests.http.apps.call_log import FOLDER, CallLog, Receive, Send
+from tests.http.apps.movable_clock import MovableClock
 
 from oncekey import Once, Policy
 from oncekey.http import sync_response_buffer
 from oncekey.http.django import idempotent
+from oncekey.stores.sqlite import SQLiteStore
 
-LEASE = os.environ.get("GUARDED_LEASE", "10s")
+CLOCK = MovableClock(FOLDER)
 POLL = 0.002
 PARTS = 60
 PART = b"a part of it, and not the last one\n" * 30
@@ -188,7 +189,7 @@ urlpatterns = [
 
 def database(name: str) -> dict[str, Any]:
     file = str(FOLDER / f"{name}.db")
-    return {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": {"timeout": 20}}
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": {"timeout": 60}}
 
 
 settings.configure(
@@ -197,7 +198,11 @@ settings.configure(
     DATABASES={"default": {**database("shop"), "ATOMIC_REQUESTS": True}, KEYS: database("keys")},
     MIDDLEWARE=["oncekey.http.django.IdempotencyMiddleware"],
     ONCEKEY={
-        "once": lambda: Once(f"sqlite:///{FOLDER}/keys.db", policy=Policy(lease=LEASE)),
+        "once": lambda: Once(
+            SQLiteStore(FOLDER / "keys.db", clock=CLOCK.wall),
+            policy=Policy(lease="1m"),
+            clock=CLOCK,
+        ),
         "caller": lambda request: CALLERS.get(request.META.get("HTTP_AUTHORIZATION", "")),
         "policy_url": "/policy",
         "rules": [{"path": "/rule/*", "max_response": MAX_RESPONSE}],

@@ -9,9 +9,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from tests.http.apps.starlette_app import LEASE, STORE, effect, gate
+from tests.http.apps.starlette_app import effect, engine, gate
 
-from oncekey import AsyncOnce, Policy
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.problem import Refusal, Rendered
 from oncekey.http.rules import Rule
@@ -48,7 +47,7 @@ async def charge(request: Request) -> Response:
 
 app = IdempotencyMiddleware(
     Starlette(routes=[Route("/v1/charges", charge, methods=["POST"])]),
-    AsyncOnce(STORE, policy=Policy(lease=LEASE)),
+    engine(),
     caller=lambda scope: KEYS.get(dict(scope["headers"]).get(b"authorization", b"")),
     rules=[Rule("/v1/*")],
     replay_header="Idempotent-Replayed",

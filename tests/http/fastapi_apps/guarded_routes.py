@@ -24,9 +24,8 @@ from fastapi import (
 )
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
-from tests.http.apps.starlette_app import CALLERS, STORE, effect, gate
+from tests.http.apps.starlette_app import CALLERS, effect, engine, gate
 
-from oncekey import AsyncOnce, Policy
 from oncekey.http.fastapi import CurrentAttempt, Idempotency, OptionalAttempt
 
 
@@ -39,7 +38,7 @@ async def account(authorization: Annotated[str, Header()] = "") -> str:
     return CALLERS[authorization]
 
 
-once = AsyncOnce(STORE, policy=Policy(lease="10s"))
+once = engine()
 idempotency = Idempotency(once, caller=Depends(account), policy_url="/policy")
 app = FastAPI()
 idempotency.attach(app)

@@ -20,7 +20,7 @@ def caller(request: Any) -> str | None:
 def databases() -> dict[str, Any]:
     if not handlers.STORE.startswith("postgresql"):
         file = str(handlers.FOLDER / "keys.db")
-        return {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": {"timeout": 20}}
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": file, "OPTIONS": {"timeout": 60}}
     from psycopg.conninfo import conninfo_to_dict
 
     parts = conninfo_to_dict(handlers.STORE)

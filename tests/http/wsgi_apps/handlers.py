@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.http.apps.movable_clock import MovableClock
+
 from oncekey import Once, Policy
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.http import sync_response_buffer
+from oncekey.stores.sqlite import SQLiteStore
 
 FOLDER = Path(os.environ["GUARDED_FOLDER"])
 STORE = os.environ.get("GUARDED_STORE") or f"sqlite:///{FOLDER}/keys.db"
+CLOCK = MovableClock(FOLDER)
+POLICY = Policy(lease="1m")
 CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
 POLL = 0.002
 HOLD_MAX = 4_000_000
@@ -36,7 +41,10 @@ class HandlerResponse(NamedTuple):
 
 
 def engine() -> Once:
-    return Once(STORE, policy=Policy(lease="10s"))
+    """An engine on the store that the test names, or on a file and a clock that the test moves."""
+    if "GUARDED_STORE" in os.environ:
+        return Once(STORE, policy=POLICY)
+    return Once(SQLiteStore(FOLDER / "keys.db", clock=CLOCK.wall), policy=POLICY, clock=CLOCK)
 
 
 def effect(name: str) -> int:
@@ -152,7 +160,6 @@ HANDLERS: dict[str, Handler] = {
     "short": charge,
     "gated": gated,
     "waiting": gated,
-    "brief": gated,
     "status/{}": status,
     "safe/{}": status,
     "raises": raises,
@@ -167,9 +174,8 @@ HANDLERS: dict[str, Handler] = {
 _CHOSEN = {"headers": ["X-Cost", "Set-Cookie"]}
 OPTIONS: dict[str, dict[str, Any]] = {
     "optional": {"required": False},
-    "brief": {"lease": "300ms"},
-    "waiting": {"wait": "20s"},
-    "short": {"keep": "300ms", "audit": "0s"},
+    "waiting": {"wait": "2m"},
+    "short": {"keep": "1h", "audit": "0s"},
     "safe/{}": {"retry_safe": True},
     "upload": {"max_request": 10_000},
     "large/{}": {"max_response": 3_000_000},
