@@ -59,7 +59,7 @@ def test_without_retry_safe_what_a_kill_left_open_is_parked_and_never_run_again(
     )
     for point, result in results.items():
         assert (result.killed, result.drained) == (-signal.SIGKILL, 0), point
-        orders = [effect.order for effect in result.effects]
+        orders = [effect.order for effect in result.effects.all]
         assert len(orders) == len(set(orders)), f"{point}: an effect happened twice"
         with valkey().client() as client:
             entries: Any = client.xrange(f"{result.queue}:parked")

@@ -16,6 +16,7 @@ import pytest
 from tests.queues.consumer_kills import CONCURRENCY, MESSAGES, POINTS, KillResult, kill_everywhere
 from tests.queues.sqs_queues import SqsQueues
 from tests.support import redis_stores
+from tests.support.servers import processes
 from tests.support.servers.sqs_server import sqs
 
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
@@ -25,7 +26,7 @@ CASES = {"sync": POINTS, "async": POINTS if SOAK else ("after effect", "before s
 
 @functools.cache
 def killed(kind: str, folder: Path) -> dict[str, KillResult]:
-    store = f"{redis_stores.valkey().url()}?prefix=sqs-kills"
+    store = f"{redis_stores.valkey().url()}?prefix={processes.fresh_name('sqs-kills')}"
     arguments = {"client": sqs().options()}
     return kill_everywhere(SqsQueues, arguments, store, folder, kind=kind, points=CASES[kind])
 
@@ -46,7 +47,7 @@ def test_without_retry_safe_what_a_kill_left_open_is_parked_and_never_run_again(
     folder: Path,
 ) -> None:
     """I1: at most one effect for each message, and one letter for each that was not finished."""
-    store = f"{redis_stores.valkey().url()}?prefix=sqs-kills"
+    store = f"{redis_stores.valkey().url()}?prefix={processes.fresh_name('sqs-kills')}"
     client = sqs().client()
     points = ("after Claim", "after effect", "before settle") if SOAK else ("after effect",)
     results = kill_everywhere(
@@ -59,7 +60,7 @@ def test_without_retry_safe_what_a_kill_left_open_is_parked_and_never_run_again(
     )
     for point, result in results.items():
         assert (result.killed, result.drained) == (-signal.SIGKILL, 0), (point, result)
-        orders = [effect.order for effect in result.effects]
+        orders = [effect.order for effect in result.effects.all]
         assert len(orders) == len(set(orders)), f"{point}: an effect happened twice"
         letters = receive_letters(client, f"{result.queue}-dead")
         parked = {str(json.loads(letter["Body"])["order"]) for letter in letters}
