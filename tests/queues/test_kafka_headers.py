@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +29,6 @@ from oncekey.queues.kafka import AsyncKafkaConsumer, confluent_redrive
 from oncekey.queues.kafka.kafka_records import DUE_HEADER, RECEIVED_HEADER
 from oncekey.queues.queue_message import Message
 
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 POLICY = Policy(lease="2s")
 Handler = Callable[[Message], object]
 
@@ -250,7 +248,7 @@ def test_a_delivery_key_is_refused_where_the_topic_has_no_identity(
         wait_for(lambda: not consumer._is_running, "the consumer has ended")
 
 
-@pytest.mark.skipif(not SOAK, reason="shown on the real broker; here with ONCEKEY_SOAK=1")
+@pytest.mark.soak  # shown on the real broker
 def test_the_partitions_of_a_member_that_leaves_go_to_the_other(
     topic: Topic, consumers: Any
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import Counter
 from typing import Any
 
@@ -27,7 +26,6 @@ from oncekey.queues.redis_streams import (
     StreamRefused,
 )
 
-SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 ORDERS = 20
 OPTIONS: dict[str, Any] = {
     "name": "shipping",
@@ -76,7 +74,7 @@ def test_a_cluster_has_all_keys_of_a_stream_in_one_slot() -> None:
             RedisStreamConsumer(once, print, "orders", server=client, **OPTIONS)
 
 
-@pytest.mark.skipif(not SOAK, reason="a Sentinel's master is a plain client; make soak tries one")
+@pytest.mark.soak  # a Sentinel's master is a plain client
 def test_a_master_that_sentinels_watch_is_consumed() -> None:
     service = sentinel()
     places = [("127.0.0.1", watcher.port) for watcher in service.sentinels]

@@ -30,7 +30,6 @@ from tests.support.servers.requirements import require
 from oncekey import AsyncOnce, OncekeyError
 from oncekey.queues.faststream import IdempotencyMiddleware
 
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 WAIT_S = 30.0
 NOTES_DATABASE, RESULT_DATABASE = 12, 13  # of the shared Valkey
 
@@ -126,7 +125,7 @@ def test_failed_celery_task_goes_to_the_dead_letter_exchange(
     assert len(effects(tasks, name)) == 2
 
 
-@pytest.mark.skipif(not SOAK, reason="starts a node of its own; run by make soak")
+@pytest.mark.soak  # starts a node of its own
 def test_celery_task_in_a_quorum_queue_whose_node_was_killed_runs_once(
     environment: dict[str, str], name: str
 ) -> None:
