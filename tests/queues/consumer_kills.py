@@ -38,6 +38,7 @@ from tests.queues.kill_switch import (
     kill_in_broker,
     kill_in_store,
 )
+from tests.support.servers import processes
 
 from oncekey import AsyncOnce, Once, Policy
 from oncekey.engine.store_urls import async_store, blocking_store
@@ -306,7 +307,8 @@ def body_of(number: int) -> str:
 def _main(arguments: Sequence[str]) -> None:
     work, (points, options) = Work.of(arguments), json.loads(arguments[5])
     queues = {
-        point: f"kill-{work.kind}-{point.replace(' ', '-')}-{os.getpid()}" for point in points
+        point: processes.fresh_name(f"kill-{work.kind}-{point.replace(' ', '-')}")
+        for point in points
     }
     bodies = [body_of(number) for number in range(MESSAGES)]
     # All points at once: most of the time passes while the leases of killed consumers end.

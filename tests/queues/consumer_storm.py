@@ -33,6 +33,7 @@ from tests.queues.consumer_kills import (
 )
 from tests.queues.effect_log import Effects
 from tests.queues.kill_switch import KillSwitch
+from tests.support.servers import processes
 
 LEASE: Final = "2s"
 PAUSE_SECONDS: Final = 2.5  # longer than the lease
@@ -108,7 +109,7 @@ class _Storm:
     def __init__(self, work: Work, plan: Plan, seed: int) -> None:
         self.work = work
         self.plan = plan
-        self.queue = f"storm-{work.kind}-{os.getpid()}"
+        self.queue = processes.fresh_name(f"storm-{work.kind}")
         self.random = random.Random(seed)
         self.running: set[int] = set()
         self.paused: dict[int, float] = {}

@@ -42,5 +42,16 @@ def clocked_store(url: str, *, is_async: bool = False) -> Any:
     clock = os.environ.get(VARIABLE)
     if clock is None:
         return async_store(url) if is_async else blocking_store(url)
+    return _sqlite(url, MovedClock(clock), is_async)
+
+
+def still_store(url: str, *, is_async: bool = False) -> Any:
+    """Return a store whose clock stands still; all of one file share it. In memory it is usual."""
+    if not url.startswith("sqlite:///"):
+        return async_store(url) if is_async else blocking_store(url)
+    return _sqlite(url, MovedClock(f"{url.removeprefix('sqlite:///')}.clock"), is_async)
+
+
+def _sqlite(url: str, clock: MovedClock, is_async: bool) -> Any:
     kind = AsyncSQLiteStore if is_async else SQLiteStore
-    return kind(url.removeprefix("sqlite:///"), clock=MovedClock(clock))
+    return kind(url.removeprefix("sqlite:///"), clock=clock)

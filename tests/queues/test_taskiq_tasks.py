@@ -123,7 +123,16 @@ def test_task_in_flight_elsewhere_is_sent_again_and_leaves_the_result_alone() ->
     with_shop(test)
 
 
-def test_message_with_a_time_limit_is_sent_again_before_that_ends() -> None:
+def test_message_with_a_time_limit_is_sent_again_before_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted_sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
     async def test(shop: Shop, once: AsyncOnce) -> None:
         began, end = asyncio.Event(), asyncio.Event()
 
@@ -138,7 +147,7 @@ def test_message_with_a_time_limit_is_sent_again_before_that_ends() -> None:
         again = TaskiqMessage(
             task_id=first.task_id,
             task_name="ship",
-            labels={"timeout": 0.5, guard._PUT_OFFS: "5"},
+            labels={"timeout": 20.0, guard._PUT_OFFS: "9"},
             labels_types={},
             args=["a"],
             kwargs={},
@@ -151,9 +160,11 @@ def test_message_with_a_time_limit_is_sent_again_before_that_ends() -> None:
 
         shop.broker.kick = noted_kick  # type: ignore[method-assign]
         receive = shop.broker.receiver.callback(shop.broker.formatter.dumps(again).message)
-        async with asyncio.timeout(WAIT_S):
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "sleep", noted_sleep)
             await receive
         assert sent_again.is_set()
+        assert pauses == [10.0]
         assert not await first.is_ready()
         shop.broker.kick = kick  # type: ignore[method-assign]
         end.set()
