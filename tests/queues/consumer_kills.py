@@ -2,10 +2,10 @@
 
 python -m tests.queues.consumer_kills <module:class> <arguments> <store url> <kind> <folder> <what>
 
-A broker takes part by a class that is a `QueueUnderTest`; `kill_everywhere` and `storm` run this
-module with it, in a process of its own that imports everything once and then only forks: for each
-kill point a child that sends messages to a queue of its own and consumes them until it kills itself
-with SIGKILL, and then a child that consumes what is left. The parent never uses a broker's client,
+A broker takes part by a class that is a `QueueUnderTest`; `Kills` and `storm` run this module with
+it, in a process of its own that imports everything once and then only forks: for each kill point a
+child that sends messages to a queue of its own and consumes them until it kills itself with
+SIGKILL, and then a child that consumes what is left. The parent never uses a broker's client,
 because most do not survive a fork.
 
 The handler's effect is a line in a file, written before anything else can happen; effect_log.py has
@@ -64,7 +64,7 @@ POINTS: Final = (
 WITHOUT_EFFECT: Final = ("after receive", "before Claim", "after Claim")
 DRAIN_SECONDS: Final = 180
 _NOT_DRAINED: Final = 3
-_POLL_SECONDS: Final = 0.25  # a slow emulator has more to do than to be asked
+_POLL_SECONDS: Final = 0.5  # a slow emulator has more to do than to be asked
 
 
 class QueueUnderTest(Protocol):
@@ -118,23 +118,57 @@ class KillResult(NamedTuple):
         if point == "after effect":
             assert effects.counts(self.victim), f"{point}: {effects.all}"
 
+    def check_parked(self, point: str, parked: Sequence[tuple[object, str]]) -> None:
+        """Check that nothing ran twice, and that what was left open is parked, with its reason."""
+        assert (self.killed, self.drained) == (-signal.SIGKILL, 0), (point, self)
+        counts = self.effects.counts()
+        assert max(counts.values()) == 1, f"{point}: an effect happened twice: {counts}"
+        orders = [str(order) for order, _ in parked]
+        assert 1 <= len(orders) == len(set(orders)), f"{point}: {parked}"
+        assert {*orders, *counts} == {str(number) for number in range(MESSAGES)}, f"{point}: lost"
+        assert all("OutcomeUnknown" in reason for _, reason in parked), parked
 
-def kill_everywhere(
-    queue_class: type[QueueUnderTest],
-    arguments: dict[str, Any],
-    store: str,
-    directory: Path,
-    *,
-    kind: str = "sync",
-    points: Sequence[str] = POINTS,
-    seconds: float = 280,
-    **options: Any,
-) -> dict[str, KillResult]:
-    """Kill a consumer at each point, and let another one finish; `kind` is sync or async, and the
-    options are those of the consumers."""
-    what = [list(points), options]
-    found = run_harness(queue_class, arguments, store, kind, directory, what, seconds)
-    return {point: KillResult(*result) for point, result in found.items()}
+
+class Case(NamedTuple):
+    """A consumer that is to be killed: sync or async, where, and how its messages are consumed."""
+
+    kind: str
+    point: str
+    retry_safe: bool = True
+
+
+# Every point, and both kinds. A consumer of the other kind differs in its driver alone.
+COVERING: Final = [
+    Case("sync" if number % 2 == 0 else "async", point) for number, point in enumerate(POINTS)
+]
+OTHERS: Final = [Case("async" if case.kind == "sync" else "sync", case.point) for case in COVERING]
+# What a kill left open and nobody may run again is parked.
+PARKING: Final = [Case("sync", "after Claim", False), Case("sync", "after effect", False)]
+
+
+class Kills:
+    """The kills of one test module: all of them happen at once, when the first result is asked for,
+    because most of the time passes while the leases of killed consumers end."""
+
+    def __init__(
+        self,
+        queue_class: type[QueueUnderTest],
+        arguments: dict[str, Any],
+        store: str,
+        directory: Path,
+        cases: Sequence[Case],
+    ) -> None:
+        self._harness = (queue_class, arguments, store, directory)
+        self._cases = cases
+
+    def __getitem__(self, case: Case) -> KillResult:
+        return self._results[case]
+
+    @functools.cached_property
+    def _results(self) -> dict[Case, KillResult]:
+        queue_class, arguments, store, directory = self._harness
+        found = run_harness(queue_class, arguments, store, "", directory, self._cases, 280)
+        return {case: KillResult(*result) for case, result in zip(self._cases, found, strict=True)}
 
 
 def run_harness(
@@ -305,36 +339,26 @@ def body_of(number: int) -> str:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    work, (points, options) = Work.of(arguments), json.loads(arguments[5])
-    queues = {
-        point: processes.fresh_name(f"kill-{work.kind}-{point.replace(' ', '-')}")
-        for point in points
-    }
+    made = Work.of(arguments)
+    cases = [Case(*case) for case in json.loads(arguments[5])]
+    works = [made._replace(kind=case.kind) for case in cases]
+    queues = [processes.fresh_name(f"kill-{case.point.replace(' ', '-')}") for case in cases]
     bodies = [body_of(number) for number in range(MESSAGES)]
-    # All points at once: most of the time passes while the leases of killed consumers end.
-    senders = [fork(functools.partial(work.send, q, bodies)) for q in queues.values()]
+    senders = [fork(functools.partial(made.send, queue, bodies)) for queue in queues]
     assert [wait_for(pid) for pid in senders] == [0] * len(senders)
-    killed = {
-        point: fork(functools.partial(work.consume, queue, KillSwitch(point), **options))
-        for point, queue in queues.items()
-    }
-    killed_codes = {point: wait_for(pid) for point, pid in killed.items()}
-    drains = {
-        point: fork(functools.partial(work.consume, queue, KillSwitch(), **options))
-        for point, queue in queues.items()
-    }
-    drain_codes = {point: wait_for(pid) for point, pid in drains.items()}
-    results = {
-        point: (
-            queue,
-            killed_codes[point],
-            drain_codes[point],
-            killed[point],
-            drains[point],
-            work.lines_of(queue),
-        )
-        for point, queue in queues.items()
-    }
+
+    def start(number: int, switch: KillSwitch) -> int:
+        consume = functools.partial(works[number].consume, queues[number], switch)
+        return fork(functools.partial(consume, retry_safe=cases[number].retry_safe))
+
+    victims = [start(number, KillSwitch(case.point)) for number, case in enumerate(cases)]
+    killed, heirs = [], []
+    for number, victim in enumerate(victims):
+        killed.append(wait_for(victim))
+        heirs.append(start(number, KillSwitch()))
+    drained = [wait_for(heir) for heir in heirs]
+    lines = [made.lines_of(queue) for queue in queues]
+    results = [*zip(queues, killed, drained, victims, heirs, lines, strict=True)]
     sys.stdout.write(json.dumps(results))
 
 

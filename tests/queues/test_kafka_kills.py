@@ -11,11 +11,10 @@ import itertools
 import random
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.queues import consumer_kills
-from tests.queues.consumer_kills import KillResult, kill_everywhere
+from tests.queues.consumer_kills import Case, Kills
 from tests.queues.kafka_processes import Workers, kafka_workers
 from tests.queues.kafka_queues import KafkaQueues
 from tests.queues.kafka_topics import Topic, wait_for
@@ -181,26 +180,19 @@ def test_i1_i4_three_consumers_under_kills_and_pauses_handle_everything(
         workers.kill(pid)
 
 
-@functools.cache
-def killed_on_the_mock(folder: Path) -> dict[str, KillResult]:
-    return kill_everywhere(
-        KafkaQueues,
-        {"client": kafka_mock().client},
-        postgres_stores.server().url(postgres_stores.DATABASE),
-        folder,
-        kind="async",
-        points=consumer_kills.POINTS,
-    )
+MOCK_CASES = [Case("async", point) for point in consumer_kills.POINTS]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    migrate(postgres_stores.server().url(postgres_stores.DATABASE))
-    return tmp_path_factory.mktemp("kills")
+def kills(tmp_path_factory: pytest.TempPathFactory) -> Kills:
+    store = postgres_stores.server().url(postgres_stores.DATABASE)
+    migrate(store)
+    folder = tmp_path_factory.mktemp("kills")
+    return Kills(KafkaQueues, {"client": kafka_mock().client}, store, folder, MOCK_CASES)
 
 
 @pytest.mark.soak  # a member of the mock takes seconds to join
-@pytest.mark.parametrize("point", consumer_kills.POINTS)
-def test_a_killed_consumer_on_aiokafka_loses_nothing_on_the_mock(folder: Path, point: str) -> None:
+@pytest.mark.parametrize("case", MOCK_CASES, ids=lambda case: case.point)
+def test_a_killed_consumer_on_aiokafka_loses_nothing_on_the_mock(kills: Kills, case: Case) -> None:
     """The real broker is too old for aiokafka; the mock stays when the consumer is killed."""
-    killed_on_the_mock(folder)[point].check(point)
+    kills[case].check(case.point)

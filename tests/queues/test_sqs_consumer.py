@@ -243,8 +243,8 @@ def test_a_stop_lets_handlers_end_and_gives_back_what_has_not_begun(
 
 
 def test_a_long_handler_keeps_its_message_hidden(once: Once, server: SqsServer) -> None:
-    """The lease and the visibility are renewed together: longer than a lease, one receive. Where the
-    machine itself made a renewal late, another receive is right."""
+    """The lease and the visibility are renewed together: longer than a lease, one receive. Where
+    the machine itself made a renewal late, another receive is right."""
     pair = server.pair()
     pair.send(ORDER)
     renewed = threading.Event()
