@@ -44,15 +44,17 @@ class SqsQueues:
     def consumer(
         self, once: Once, queue: str, handler: Callable[..., Any], **options: Any
     ) -> SQSConsumer:
-        self._consumer = SQSConsumer(once, handler, queue, client=self._client, **options)
-        return self._consumer
+        made = SQSConsumer(once, handler, queue, client=self._client, **options)
+        self._consumer = made
+        return made
 
     def async_consumer(
         self, once: AsyncOnce, queue: str, handler: Callable[..., Any], **options: Any
     ) -> AsyncSQSConsumer:
         client = self._session.create_client("sqs", **self._options)
-        self._consumer = AsyncSQSConsumer(once, handler, queue, client=client, **options)
-        return self._consumer
+        made = AsyncSQSConsumer(once, handler, queue, client=client, **options)
+        self._consumer = made
+        return made
 
     def is_drained(self, queue: str) -> bool:
         """Asked twice: a message that becomes visible in the middle of a count is in none of its
