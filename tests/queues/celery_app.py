@@ -1,7 +1,8 @@
 """The Celery app of these tests. Workers load it by name; what it talks to comes by environment.
 
 Tasks write each run into a list of Valkey and wait at a gate, which is another list: a test opens
-it when it has seen what it waits for.
+it when it has seen what it waits for. Leases are short, so that what is put off comes again soon,
+and a store on a clock that stands still lets none of them end before the test says so.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import redis
 from celery import Celery, Task
 from celery.signals import task_prerun
 from kombu.entity import Queue
+from tests.queues.moved_clock import clocked_store
 
 from oncekey import Once, Policy, current_attempt
 from oncekey.queues.celery import idempotent_task
 
 VISIBILITY_S: Final = 1
-LEASE: Final = "2s"
-GATE_S: Final = 40
+LEASE_S: Final = 2
+GATE_S: Final = 200
 WORK_S: Final = int(os.environ.get("ONCEKEY_TEST_WORK_MS", "0")) / 1_000  # so that kills find work
 
 broker, notes_url, store = (
@@ -39,7 +41,7 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     broker_connection_retry_on_startup=True,
-    result_chord_join_timeout=20,
+    result_chord_join_timeout=200,
     worker_cancel_long_running_tasks_on_connection_loss=False,
 )
 app.conf.task_queues = [
@@ -63,7 +65,7 @@ if broker.startswith("redis"):
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     }
-once = Once(store, policy=Policy(lease=LEASE, keep="1h"))
+once = Once(clocked_store(store), policy=Policy(lease=f"{LEASE_S}s", keep="1h"))
 notes: redis.Redis = redis.Redis.from_url(
     notes_url, decode_responses=True, socket_timeout=GATE_S + 5
 )

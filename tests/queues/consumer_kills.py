@@ -2,15 +2,16 @@
 
 python -m tests.queues.consumer_kills <module:class> <arguments> <store url> <kind> <folder> <what>
 
-A broker takes part by a class that is a `QueueUnderTest`; `kill_everywhere` and `storm` run this
-module with it, in a process of its own that imports everything once and then only forks: for each
-kill point a child that sends messages to a queue of its own and consumes them until it kills itself
-with SIGKILL, and then a child that consumes what is left. The parent never uses a broker's client,
+A broker takes part by a class that is a `QueueUnderTest`; `Kills` and `storm` run this module with
+it, in a process of its own that imports everything once and then only forks: for each kill point a
+child that sends messages to a queue of its own and consumes them until it kills itself with
+SIGKILL, and then a child that consumes what is left. The parent never uses a broker's client,
 because most do not survive a fork.
 
-The handler's effect is a line in a file, written before anything else can happen, with the child
-key that a service would deduplicate it by. Arguments and results are JSON. consumer_storm.py has
-the random kills.
+The handler's effect is a line in a file, written before anything else can happen; effect_log.py has
+how it is judged. The lease of a consumer that kills itself is short, because the next one waits for
+its end. That next one has a lease that no slow machine outlasts. Arguments and results are JSON.
+consumer_storm.py has the random kills.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+from tests.queues.effect_log import Effects, note_effect
 from tests.queues.kill_switch import (
     KillSwitch,
     kill_in_async_broker,
@@ -37,6 +38,7 @@ from tests.queues.kill_switch import (
     kill_in_broker,
     kill_in_store,
 )
+from tests.support.servers import processes
 
 from oncekey import AsyncOnce, Once, Policy
 from oncekey.engine.store_urls import async_store, blocking_store
@@ -44,7 +46,8 @@ from oncekey.engine.store_urls import async_store, blocking_store
 ROOT: Final = Path(__file__).parents[2]
 MESSAGES: Final = 6
 CONCURRENCY: Final = 2
-LEASE: Final = "3s"
+SHORT_LEASE: Final = "1s"
+LONG_LEASE: Final = "30s"
 # A kill comes before or after each of these; "receive" is one that has brought messages.
 POINTS: Final = (
     "after receive",
@@ -59,9 +62,9 @@ POINTS: Final = (
 )
 # At these points no effect has happened yet.
 WITHOUT_EFFECT: Final = ("after receive", "before Claim", "after Claim")
-DRAIN_SECONDS: Final = 50
+DRAIN_SECONDS: Final = 180
 _NOT_DRAINED: Final = 3
-_POLL_SECONDS: Final = 0.25  # a slow emulator has more to do than to be asked
+_POLL_SECONDS: Final = 0.5  # a slow emulator has more to do than to be asked
 
 
 class QueueUnderTest(Protocol):
@@ -86,53 +89,86 @@ class QueueUnderTest(Protocol):
         """True if nothing of the queue is left to be consumed, neither waiting nor held."""
 
 
-class Effect(NamedTuple):
-    """One execution of a handler."""
-
-    order: str
-    child_key: str
-
-
 class KillResult(NamedTuple):
-    """What one kill point led to: how both children ended, and every effect there was."""
+    """What one kill point led to: how both children ended, who they were, and what is in the log of
+    effects."""
 
     queue: str
     killed: int
     drained: int
-    effects: list[Effect]
+    victim: int
+    heir: int
+    lines: list[str]
+
+    @property
+    def effects(self) -> Effects:
+        return Effects(self.lines)
 
     def check(self, point: str, messages: int = MESSAGES) -> None:
-        """Check that each message had its effect: once, or once more if the kill came after the
-        effect of this or another message of the batch and before its finish. A service deduplicates
-        that by the child key (I1, I4, I10)."""
+        """Check that each message had its effect, and again only from the consumer that came after
+        the kill, once, if the first one had not finished it."""
         assert self.killed == -signal.SIGKILL, f"{point}: ended with {self.killed}"
         assert self.drained == 0, f"{point}: the queue is not empty, or the consumer failed"
-        counts = Counter(effect.order for effect in self.effects)
-        assert set(counts) == {str(number) for number in range(messages)}, f"{point}: lost"
-        assert len(set(self.effects)) == messages, f"{point}: two child keys for one message"
-        most = 1 if point in WITHOUT_EFFECT else 2
-        assert max(counts.values()) <= most, f"{point}: {counts}"
+        effects = self.effects
+        effects.check({str(number) for number in range(messages)})
+        heirs = effects.counts(self.heir)
+        assert max(heirs.values(), default=0) <= 1, f"{point}: {heirs}"
+        if point in WITHOUT_EFFECT:
+            assert not effects.counts(self.victim), f"{point}: {effects.all}"
+        if point == "after effect":
+            assert effects.counts(self.victim), f"{point}: {effects.all}"
+
+    def check_parked(self, point: str, parked: Sequence[tuple[object, str]]) -> None:
+        """Check that nothing ran twice, and that what was left open is parked, with its reason."""
+        assert (self.killed, self.drained) == (-signal.SIGKILL, 0), (point, self)
+        counts = self.effects.counts()
+        assert max(counts.values()) == 1, f"{point}: an effect happened twice: {counts}"
+        orders = [str(order) for order, _ in parked]
+        assert 1 <= len(orders) == len(set(orders)), f"{point}: {parked}"
+        assert {*orders, *counts} == {str(number) for number in range(MESSAGES)}, f"{point}: lost"
+        assert all("OutcomeUnknown" in reason for _, reason in parked), parked
 
 
-def kill_everywhere(
-    queue_class: type[QueueUnderTest],
-    arguments: dict[str, Any],
-    store: str,
-    directory: Path,
-    *,
-    kind: str = "sync",
-    points: Sequence[str] = POINTS,
-    seconds: float = 120,
-    **options: Any,
-) -> dict[str, KillResult]:
-    """Kill a consumer at each point, and let another one finish; `kind` is sync or async, and the
-    options are those of the consumers."""
-    what = [list(points), options]
-    found = run_harness(queue_class, arguments, store, kind, directory, what, seconds)
-    return {
-        point: KillResult(queue, killed, drained, [Effect(*effect) for effect in effects])
-        for point, (queue, killed, drained, effects) in found.items()
-    }
+class Case(NamedTuple):
+    """A consumer that is to be killed: sync or async, where, and how its messages are consumed."""
+
+    kind: str
+    point: str
+    retry_safe: bool = True
+
+
+# Every point, and both kinds. A consumer of the other kind differs in its driver alone.
+COVERING: Final = [
+    Case("sync" if number % 2 == 0 else "async", point) for number, point in enumerate(POINTS)
+]
+OTHERS: Final = [Case("async" if case.kind == "sync" else "sync", case.point) for case in COVERING]
+# What a kill left open and nobody may run again is parked.
+PARKING: Final = [Case("sync", "after Claim", False), Case("sync", "after effect", False)]
+
+
+class Kills:
+    """The kills of one test module: all of them happen at once, when the first result is asked for,
+    because most of the time passes while the leases of killed consumers end."""
+
+    def __init__(
+        self,
+        queue_class: type[QueueUnderTest],
+        arguments: dict[str, Any],
+        store: str,
+        directory: Path,
+        cases: Sequence[Case],
+    ) -> None:
+        self._harness = (queue_class, arguments, store, directory)
+        self._cases = cases
+
+    def __getitem__(self, case: Case) -> KillResult:
+        return self._results[case]
+
+    @functools.cached_property
+    def _results(self) -> dict[Case, KillResult]:
+        queue_class, arguments, store, directory = self._harness
+        found = run_harness(queue_class, arguments, store, "", directory, self._cases, 280)
+        return {case: KillResult(*result) for case, result in zip(self._cases, found, strict=True)}
 
 
 def run_harness(
@@ -190,28 +226,33 @@ class Work(NamedTuple):
     def _sent(self, queue: str) -> Path:
         return self.directory / f"{queue}.sent"
 
-    def effects_of(self, queue: str) -> list[list[str]]:
+    def lines_of(self, queue: str) -> list[str]:
+        """The log of effects of a queue."""
         path = self.directory / queue
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return path.read_text().splitlines() if path.exists() else []
 
     def consume(
         self, queue: str, switch: KillSwitch, seconds: float = DRAIN_SECONDS, **options: Any
     ) -> None:
         """Consume a queue until all was sent and nothing is left of it, or until the switch kills
-        this process. It fails after so many seconds."""
+        this process. It fails after so many seconds. A switch that kills nothing has the long
+        lease, if no other one is given."""
         options = {
             "name": "shipping",
             "key": "json:$.order",
             "concurrency": CONCURRENCY,
             "retry_safe": True,
             "backoff": "100ms",
+            "max_tries": 15,  # a message may be in the hand of each consumer that is killed
+            "lease": SHORT_LEASE if switch.kills else LONG_LEASE,
             **options,
         }
         path = self.directory / queue
         if self.kind == "async":
             asyncio.run(self._consume_async(queue, switch, path, seconds, options))
             return
-        once = Once(kill_in_store(blocking_store(self.store), switch), policy=Policy(lease=LEASE))
+        store = kill_in_store(blocking_store(self.store), switch, path)
+        once = Once(store, policy=Policy(lease=options.pop("lease")))
         handler = functools.partial(effect, path, switch)
         consumer = self.queues.consumer(once, queue, _with_attempt(handler), **options)
         kill_in_broker(consumer._broker, switch)
@@ -226,8 +267,8 @@ class Work(NamedTuple):
         seconds: float,
         options: dict[str, Any],
     ) -> None:
-        store = kill_in_async_store(async_store(self.store), switch)
-        once = AsyncOnce(store, policy=Policy(lease=LEASE))
+        store = kill_in_async_store(async_store(self.store), switch, path)
+        once = AsyncOnce(store, policy=Policy(lease=options.pop("lease")))
 
         async def handler(message: Any, attempt: Any) -> None:
             effect(path, switch, message, attempt)
@@ -246,12 +287,9 @@ def _with_attempt(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def effect(path: Path, switch: KillSwitch, message: Any, attempt: Any) -> None:
-    """The effect on the outside world: a line that is written in one call, as a service has it."""
+    """The effect on the outside world."""
     switch.at("before effect")
-    line = f"{message.json()['order']} {attempt.child_key('ship')}\n"
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(file, line.encode())
-    os.close(file)
+    note_effect(path, message.json()["order"], attempt)
     switch.at("after effect")
 
 
@@ -301,28 +339,26 @@ def body_of(number: int) -> str:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    work, (points, options) = Work.of(arguments), json.loads(arguments[5])
-    queues = {
-        point: f"kill-{work.kind}-{point.replace(' ', '-')}-{os.getpid()}" for point in points
-    }
+    made = Work.of(arguments)
+    cases = [Case(*case) for case in json.loads(arguments[5])]
+    works = [made._replace(kind=case.kind) for case in cases]
+    queues = [processes.fresh_name(f"kill-{case.point.replace(' ', '-')}") for case in cases]
     bodies = [body_of(number) for number in range(MESSAGES)]
-    # All points at once: most of the time passes while the leases of killed consumers end.
-    senders = [fork(functools.partial(work.send, q, bodies)) for q in queues.values()]
+    senders = [fork(functools.partial(made.send, queue, bodies)) for queue in queues]
     assert [wait_for(pid) for pid in senders] == [0] * len(senders)
-    killed = {
-        point: fork(functools.partial(work.consume, queue, KillSwitch(point), **options))
-        for point, queue in queues.items()
-    }
-    killed_codes = {point: wait_for(pid) for point, pid in killed.items()}
-    drains = {
-        point: fork(functools.partial(work.consume, queue, KillSwitch(), **options))
-        for point, queue in queues.items()
-    }
-    drain_codes = {point: wait_for(pid) for point, pid in drains.items()}
-    results = {
-        point: (queue, killed_codes[point], drain_codes[point], work.effects_of(queue))
-        for point, queue in queues.items()
-    }
+
+    def start(number: int, switch: KillSwitch) -> int:
+        consume = functools.partial(works[number].consume, queues[number], switch)
+        return fork(functools.partial(consume, retry_safe=cases[number].retry_safe))
+
+    victims = [start(number, KillSwitch(case.point)) for number, case in enumerate(cases)]
+    killed, heirs = [], []
+    for number, victim in enumerate(victims):
+        killed.append(wait_for(victim))
+        heirs.append(start(number, KillSwitch()))
+    drained = [wait_for(heir) for heir in heirs]
+    lines = [made.lines_of(queue) for queue in queues]
+    results = [*zip(queues, killed, drained, victims, heirs, lines, strict=True)]
     sys.stdout.write(json.dumps(results))
 
 

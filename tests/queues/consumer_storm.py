@@ -6,6 +6,9 @@ python -m tests.queues.consumer_storm <module:class> <arguments> <store url> <ki
 follows. A pause is SIGSTOP for longer than the lease, so that the paused one wakes up as a zombie
 whose messages others have. Duplicates are messages of the same order that are sent again, so that
 the broker takes them for new ones.
+
+It draws lots, so it judges safety alone: nothing is lost, and nothing runs again after its outcome
+is stored. Which kills and pauses met a handler at work is luck, and is printed.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tests.queues.consumer_kills import (
-    Effect,
     QueueUnderTest,
     Work,
     body_of,
@@ -29,46 +31,47 @@ from tests.queues.consumer_kills import (
     run_harness,
     wait_for,
 )
+from tests.queues.effect_log import Effects
 from tests.queues.kill_switch import KillSwitch
+from tests.support.servers import processes
 
-PAUSE_SECONDS: Final = 4.0  # longer than the lease of consumer_kills
+LEASE: Final = "2s"
+PAUSE_SECONDS: Final = 2.5  # longer than the lease
 _BETWEEN_SECONDS: Final = (0.2, 0.8)
 
 
 class Plan(NamedTuple):
-    """How large a storm is, how long it may take and how long a handler does. `seed` chooses the
-    moments, which a busy machine moves about."""
+    """How large a storm is, how long it may take at most and how long a handler does. The seed
+    chooses the victims and the moments, which a busy machine moves about."""
 
     messages: int
     duplicates: int
     kills: int
     pauses: int
     consumers: int = 3
-    seed: int = 0
-    seconds: float = 60
+    seconds: float = 240
     handler_seconds: float = 0.2
 
 
+SHORT: Final = Plan(messages=40, duplicates=10, kills=2, pauses=1)
+
+
 class StormResult(NamedTuple):
-    """How the consumers ended that were not killed, and every effect there was."""
+    """How the consumers ended that were not killed, how many were killed and paused, and what is in
+    the log of effects."""
 
     ended: list[int]
     kills: int
     pauses: int
-    effects: list[Effect]
+    lines: list[str]
 
     def check(self, plan: Plan) -> None:
-        """Check that effects = messages, after a service has deduplicated them by child keys, and
-        that the queue was drained (I1, I4, I10)."""
+        """Check that the queue was drained, and that what was done is safe."""
         assert set(self.ended) == {0}, f"consumers ended with {self.ended}"
-        # A fast machine may be done before all that was planned has happened.
-        assert 0 < self.kills <= plan.kills
-        assert 0 < self.pauses <= plan.pauses
-        orders = {effect.order for effect in self.effects}
-        assert orders == {str(number) for number in range(plan.messages)}, "lost"
-        assert len(set(self.effects)) == plan.messages, "two child keys for one message"
-        # Each kill and each pause leaves the effects of one consumer's batch open, and no more.
-        assert len(self.effects) - plan.messages <= 64 * (plan.kills + plan.pauses)
+        effects = Effects(self.lines)
+        effects.check({str(number) for number in range(plan.messages)})
+        repeated = len(effects.all) - plan.messages
+        print(f"{self.kills} kills, {self.pauses} pauses, {repeated} effects repeated")  # noqa: T201
 
 
 def storm(
@@ -77,15 +80,15 @@ def storm(
     store: str,
     directory: Path,
     plan: Plan,
+    seed: int,
     *,
     kind: str = "sync",
 ) -> StormResult:
     """Run a storm on one queue; `kind` is sync or async."""
     module = "tests.queues.consumer_storm"
-    seconds = plan.seconds + 60
-    found = run_harness(queue_class, arguments, store, kind, directory, plan, seconds, module)
-    ended, kills, pauses, effects = found
-    return StormResult(ended, kills, pauses, [Effect(*effect) for effect in effects])
+    what, seconds = [plan, seed], plan.seconds + 40
+    found = run_harness(queue_class, arguments, store, kind, directory, what, seconds, module)
+    return StormResult(*found)
 
 
 class _SlowSwitch(KillSwitch):
@@ -103,11 +106,11 @@ class _SlowSwitch(KillSwitch):
 class _Storm:
     """The parent of the consumers: it forks, kills and pauses them."""
 
-    def __init__(self, work: Work, plan: Plan) -> None:
+    def __init__(self, work: Work, plan: Plan, seed: int) -> None:
         self.work = work
         self.plan = plan
-        self.queue = f"storm-{work.kind}-{os.getpid()}"
-        self.random = random.Random(plan.seed)
+        self.queue = processes.fresh_name(f"storm-{work.kind}")
+        self.random = random.Random(seed)
         self.running: set[int] = set()
         self.paused: dict[int, float] = {}
         self.ended: list[int] = []
@@ -133,8 +136,8 @@ class _Storm:
 
     def start(self) -> None:
         switch = _SlowSwitch(self.plan.handler_seconds)
-        seconds = self.plan.seconds
-        self.running.add(fork(lambda: self.work.consume(self.queue, switch, seconds=seconds)))
+        options: dict[str, Any] = {"seconds": self.plan.seconds, "lease": LEASE}
+        self.running.add(fork(lambda: self.work.consume(self.queue, switch, **options)))
 
     def do_harm(self) -> None:
         """Kill or pause one of the consumers, as long as the plan has it."""
@@ -174,11 +177,11 @@ class _Storm:
 
 
 def _main(arguments: Sequence[str]) -> None:
-    work, plan = Work.of(arguments), Plan(*json.loads(arguments[5]))
-    storm = _Storm(work, plan)
+    work, (plan, seed) = Work.of(arguments), json.loads(arguments[5])
+    storm = _Storm(work, Plan(*plan), seed)
     storm.run()
-    effects = work.effects_of(storm.queue)
-    sys.stdout.write(json.dumps([storm.ended, storm.kills, storm.pauses, effects]))
+    lines = work.lines_of(storm.queue)
+    sys.stdout.write(json.dumps([storm.ended, storm.kills, storm.pauses, lines]))
 
 
 if __name__ == "__main__":

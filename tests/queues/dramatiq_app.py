@@ -1,4 +1,7 @@
-"""The Dramatiq actors of these tests. Workers load them by name; servers come by environment."""
+"""The Dramatiq actors of these tests. Workers load them by name; servers come by environment.
+
+Their store's clock stands still, so that no lease ends before the test says so.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ import dramatiq
 import redis
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
+from tests.queues.moved_clock import clocked_store
 
 from oncekey import Once, Policy
 from oncekey.queues.dramatiq import idempotent_actor
 
 HEARTBEAT_MS: Final = 500
-LEASE: Final = "2s"
-GATE_S: Final = 40
+LEASE_S: Final = 2
+GATE_S: Final = 200
 
 url = os.environ["ONCEKEY_TEST_BROKER"]
 broker: dramatiq.Broker
@@ -27,7 +31,7 @@ if url.startswith("redis"):
 else:
     broker = RabbitmqBroker(url=url)
 dramatiq.set_broker(broker)
-once = Once(os.environ["ONCEKEY_TEST_STORE"], policy=Policy(lease=LEASE))
+once = Once(clocked_store(os.environ["ONCEKEY_TEST_STORE"]), policy=Policy(lease=f"{LEASE_S}s"))
 notes = redis.Redis.from_url(
     os.environ["ONCEKEY_TEST_NOTES"], decode_responses=True, socket_timeout=GATE_S + 5
 )
@@ -49,10 +53,4 @@ def ship(name: str) -> None:
 @idempotent_actor(once, key=lambda name: name, retry_safe=True)
 @dramatiq.actor(queue_name="tasks", max_retries=0)
 def ship_again(name: str) -> None:
-    effect(name)
-
-
-@idempotent_actor(once, key=lambda name: name, lease="20s")
-@dramatiq.actor(queue_name="tasks")
-def ship_patiently(name: str) -> None:
     effect(name)

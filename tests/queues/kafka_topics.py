@@ -20,10 +20,10 @@ from oncekey import Once
 from oncekey.queues.kafka import KafkaConsumer
 from oncekey.queues.queue_message import Message as QueueMessage
 
-SECONDS = 30.0
-# A member that was killed is missed soon, and a group is not kept waiting.
+SECONDS = 90.0
+# A member that leaves says so, and one that is slow is not missed.
 GROUP_TIMES: dict[str, Any] = {
-    "session.timeout.ms": 2_000,
+    "session.timeout.ms": 20_000,
     "heartbeat.interval.ms": 300,
     "topic.metadata.refresh.interval.ms": 1_000,
 }
@@ -119,13 +119,13 @@ class Topic:
     def ends(self, topic: str) -> dict[int, int]:
         """Return how many messages each partition has had. The broker creates a missing topic."""
         return {
-            each.partition: self._asking.get_watermark_offsets(each, timeout=10)[1]
+            each.partition: self._asking.get_watermark_offsets(each, timeout=60)[1]
             for each in self._partitions(topic)
         }
 
     def committed(self, topic: str | None = None) -> dict[int, int]:
         """Return the offset that the group has committed of each partition; 0 for none."""
-        asked = self._asking.committed(self._partitions(topic or self.name), timeout=10)
+        asked = self._asking.committed(self._partitions(topic or self.name), timeout=60)
         return {each.partition: max(0, each.offset) for each in asked}
 
     @functools.cached_property
@@ -139,7 +139,7 @@ class Topic:
         return [TopicPartition(topic, number) for number in self._numbers[topic]]
 
     def _has(self, topic: str) -> bool:
-        found = self._producer.list_topics(topic, timeout=10).topics[topic]
+        found = self._producer.list_topics(topic, timeout=60).topics[topic]
         if found.error is None and found.partitions:
             self._numbers[topic] = list(found.partitions)
         return topic in self._numbers

@@ -4,8 +4,7 @@ python -m tests.queues.kafka_worker
 
 This process imports everything once, reads one JSON object per line, forks a consumer for each and
 prints its pid. It never uses a client of Kafka itself, because librdkafka does not survive a fork.
-A consumer ends when its parent does. The effect of a handler is a line in a file, written in one
-call, with the child key by which a service would tell a repetition.
+A consumer ends when its parent does. What a handler does is noted as effect_log.py says.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.queues.effect_log import append, note_effect, note_finishes
+
 from oncekey import Once, Policy
 from oncekey.engine.store_urls import blocking_store
 from oncekey.queues.kafka import confluent_member
@@ -37,6 +38,10 @@ POINTS = (
     "before commit",
     "after commit",
 )
+# A consumer that is killed or stopped has a short lease, because the next one waits for its end.
+# The others have one that no slow machine outlasts.
+SHORT_LEASE = "1s"
+LONG_LEASE = "30s"
 _PARENT_SECONDS = 0.2
 
 
@@ -57,7 +62,7 @@ class Worker:
     point: str = ""
     gate: str = ""
     failing: list[str] = field(default_factory=list)
-    lease: str = "2s"
+    lease: str = LONG_LEASE
     options: dict[str, Any] = field(default_factory=dict)
 
     def line(self) -> str:
@@ -74,7 +79,7 @@ def kill_at(wanted: str) -> Callable[[str], None]:
     return at
 
 
-def kill_in_store(store: Any, at: Callable[[str], None]) -> Any:
+def kill_in_store(store: Any, at: Callable[[str], None], log: str) -> Any:
     apply = store.apply
 
     def killing_apply(commands: Sequence[Any], /) -> Any:
@@ -82,6 +87,7 @@ def kill_in_store(store: Any, at: Callable[[str], None]) -> Any:
         for name in names:
             at(f"before {name}")
         replies = apply(commands)
+        note_finishes(log, commands, replies)
         for name in names:
             at(f"after {name}")
         return replies
@@ -115,22 +121,22 @@ def consume(worker: Worker) -> None:
         make = confluent_member._consumer
         killing: Any = lambda *given: KillingClient(make(*given), at)  # noqa: E731
         confluent_member._consumer = killing
-    store = kill_in_store(blocking_store(worker.store), at)
+    store = kill_in_store(blocking_store(worker.store), at, worker.effects)
     once = Once(store, policy=Policy(lease=worker.lease))
 
     def handler(message: Any, attempt: Any) -> int:
         order = str(message.json()["order"])
         if order in worker.failing and not Path(worker.effects).with_name(order).exists():
-            write(f"{worker.effects}.failed", f"{order} - {os.getpid()}\n")
+            append(f"{worker.effects}.failed", order)
             raise ValueError(f"order {order} cannot be shipped yet")
         at("before effect")
-        write(worker.effects, f"{order} {attempt.child_key('ship')} {os.getpid()}\n")
+        note_effect(worker.effects, order, attempt)
         at("after effect")
         while worker.gate and not os.path.exists(worker.gate):
             time.sleep(0.01)
         return os.getpid()
 
-    options = {"retry_safe": True, "backoff": "100ms", "concurrency": 2, **worker.options}
+    options = {"retry_safe": True, "backoff": "100ms", "concurrency": 2, "max_tries": 15}
     consumer = KafkaConsumer(
         once,
         handler,
@@ -138,17 +144,11 @@ def consume(worker: Worker) -> None:
         name="shipping",
         key="json:$.order",
         config=worker.config,
-        **options,
+        **{**options, **worker.options},
     )
     signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
     consumer.run()
     once.close()
-
-
-def write(path: str, line: str) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(file, line.encode())
-    os.close(file)
 
 
 def _child(worker: Worker, parent: int) -> None:

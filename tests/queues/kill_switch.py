@@ -1,7 +1,8 @@
 """A switch that kills its process at a point of a message's way, and where it is asked.
 
 Stores ask it around claims and finishes, brokers after a receive and around a removal of messages;
-consumer_kills.py has the points of the handler. SIGKILL leaves no time for anything.
+consumer_kills.py has the points of the handler. SIGKILL leaves no time for anything. A store also
+notes the finishes that it has confirmed, in the log of effects.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.fault.killed_store_worker import names_of
+from tests.queues.effect_log import note_finishes
 
 from oncekey.queues.disposition import Kind
 
@@ -22,6 +25,10 @@ class KillSwitch:
     def __init__(self, point: str = "") -> None:
         self._point = point
 
+    @property
+    def kills(self) -> bool:
+        return bool(self._point)
+
     def at(self, point: str) -> None:
         if point == self._point:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -31,7 +38,7 @@ def _verbs(commands: Sequence[Any]) -> list[str]:
     return names_of(commands).split("+")
 
 
-def kill_in_store(store: Any, switch: KillSwitch) -> Any:
+def kill_in_store(store: Any, switch: KillSwitch, log: Path) -> Any:
     """Have a store kill its process before or after it applies a claim or a finish."""
     apply = store.apply
 
@@ -40,6 +47,7 @@ def kill_in_store(store: Any, switch: KillSwitch) -> Any:
         for verb in verbs:
             switch.at(f"before {verb}")
         replies = apply(commands)
+        note_finishes(log, commands, replies)
         for verb in verbs:
             switch.at(f"after {verb}")
         return replies
@@ -48,7 +56,7 @@ def kill_in_store(store: Any, switch: KillSwitch) -> Any:
     return store
 
 
-def kill_in_async_store(store: Any, switch: KillSwitch) -> Any:
+def kill_in_async_store(store: Any, switch: KillSwitch, log: Path) -> Any:
     apply = store.apply
 
     async def killing_apply(commands: Sequence[Any], /) -> Any:
@@ -56,6 +64,7 @@ def kill_in_async_store(store: Any, switch: KillSwitch) -> Any:
         for verb in verbs:
             switch.at(f"before {verb}")
         replies = await apply(commands)
+        note_finishes(log, commands, replies)
         for verb in verbs:
             switch.at(f"after {verb}")
         return replies

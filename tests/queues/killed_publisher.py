@@ -10,6 +10,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from tests.queues.moved_clock import still_store
+
+from oncekey import Once
 from oncekey.queues.outbox import OutboxPublisher, OutgoingMessage
 from oncekey.queues.rabbitmq import RabbitSender
 
@@ -23,4 +26,4 @@ class KilledSender(RabbitSender):
 
 if __name__ == "__main__":
     store, broker = sys.argv[1:]
-    OutboxPublisher(store, KilledSender(broker), lease="500ms").publish_due()
+    OutboxPublisher(Once(still_store(store)), KilledSender(broker), lease="30s").publish_due()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -36,14 +37,13 @@ from oncekey.testing import FakeClock
 # The flow of a publisher is the same for all of them, and each half of these is the other's pair.
 ALL_KINDS = ("sqlite", "sqlite-async", "postgres", "postgres-async")
 KINDS = ALL_KINDS if os.environ.get("ONCEKEY_SOAK") else ("sqlite-async", "postgres")
-DATABASE = "outbox"
 SECOND = 1_000_000
 
 
 @functools.cache
 def database() -> str:
-    """The URL of a database with an empty outbox, on the shared server."""
-    url: str = server().create_database(DATABASE)
+    """The URL of a database of this process, with an empty outbox, on the shared server."""
+    url: str = server().create_database(f"outbox_{secrets.token_hex(4)}")
     with Once(url) as once:
         Outbox(once).create_table()
     with psycopg.connect(url) as connection:

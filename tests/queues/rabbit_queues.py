@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -92,9 +93,19 @@ class RabbitQueues:
     def is_drained(self, queue: str) -> bool:
         """True if nothing waits, and this process holds nothing, for the second time: a message
         that is on its way from RabbitMQ is in nobody's count, and has come by the next look."""
-        with channel_to(self._url) as channel:
-            left = delayed(channel, queue) + waiting(channel, queue)
-        session = self._consumer._broker._session
-        is_empty = not left and session is not None and not session.program.unsettled
+        is_empty = self._is_empty(queue)
         was_empty, self._was_empty = self._was_empty, is_empty
         return is_empty and was_empty
+
+    def _is_empty(self, queue: str) -> bool:
+        """What is cheap to know is asked first: the delays are many queues."""
+        session = self._consumer._broker._session
+        if session is None or session.program.unsettled:
+            return False
+        channel = self._channel
+        return not waiting(channel, queue) and not delayed(channel, queue)
+
+    @functools.cached_property
+    def _channel(self) -> Any:
+        """A channel for questions; its connection ends with the process."""
+        return pika.BlockingConnection(pika.URLParameters(self._url)).channel()

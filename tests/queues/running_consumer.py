@@ -1,7 +1,8 @@
 """A consumer that runs in the background of a test, in threads or in tasks, on the memory broker.
 
 Handlers are plain functions; for a consumer in tasks they run in threads, so that a test can hold
-them with the same barriers.
+them with the same barriers. The clock of the store stands still, so that a lease ends when the test
+says so, and not because the machine is slow.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.memory_broker import AsyncMemoryBroker, MemoryBroker
 from oncekey.queues.queue_message import Message
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
+from oncekey.testing import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, FaultyStore
 
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0  # only what will never come takes so long
 
 
 class RunningConsumer:
@@ -30,6 +32,7 @@ class RunningConsumer:
     def __init__(self, kind: str, queue: MemoryBroker) -> None:
         self.kind = kind
         self.queue = queue
+        self.clock = FakeClock()  # of the store
         self.consumer: Any = None
         self.store: Any = None
         self.error: BaseException | None = None
@@ -66,7 +69,7 @@ class RunningConsumer:
         return kinds.count(kind)
 
     def _in_threads(self, handler: Callable[..., Any], broker: Any, options: Any) -> None:
-        self.store = FaultyStore(MemoryStore(), {}, immediate=False)
+        self.store = FaultyStore(MemoryStore(clock=self.clock.wall), {}, immediate=False)
         with Once(self.store) as once:
             self.consumer = Consumer(once, handler, broker or self.queue, **options)
             self._started.set()
@@ -81,7 +84,9 @@ class RunningConsumer:
 
         async def main() -> None:
             self._loop = asyncio.get_running_loop()
-            self.store = AsyncFaultyStore(AsyncMemoryStore(), {}, immediate=False)
+            self.store = AsyncFaultyStore(
+                AsyncMemoryStore(clock=self.clock.wall), {}, immediate=False
+            )
             async with AsyncOnce(self.store) as once:
                 queue = broker or self.queue
                 self.consumer = AsyncConsumer(once, handle, AsyncMemoryBroker(queue), **options)

@@ -1,7 +1,8 @@
 """A consumer of Redis Streams in the background of a test, in threads or in tasks.
 
 Handlers are plain functions; for a consumer in tasks they run in threads, so that a test can hold
-them with the same barriers. Consumers of one test share the store's file.
+them with the same barriers. Consumers of one test share the store's file, and its clock, which
+stands still: no lease ends because the machine is slow.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from tests.queues.moved_clock import still_store
 from tests.queues.running_consumer import PATIENCE_S
 
 from oncekey import AsyncOnce, Once
@@ -61,7 +63,7 @@ class RunningStreamConsumer:
 
     def _in_threads(self, handler: Callable[..., Any], options: dict[str, Any]) -> None:
         store, server, stream = self._where
-        with Once(store) as once:
+        with Once(still_store(store)) as once:
             self.consumer = RedisStreamConsumer(once, handler, stream, server=server, **options)
             self._is_made.set()
             try:
@@ -77,7 +79,7 @@ class RunningStreamConsumer:
 
         async def main() -> None:
             self._loop = asyncio.get_running_loop()
-            async with AsyncOnce(store) as once:
+            async with AsyncOnce(still_store(store, is_async=True)) as once:
                 self.consumer = AsyncRedisStreamConsumer(
                     once, handle, stream, server=server, **options
                 )

@@ -26,6 +26,7 @@ class SqsQueues:
         # To make a client is slow, and it connects at its first call: forks make use of this one.
         self._client = boto3.client("sqs", **client)
         self._session = get_session()
+        self._consumer: Any = None
 
     def send(self, queue: str, bodies: Sequence[str]) -> None:
         dead = self._client.create_queue(QueueName=f"{queue}-dead")["QueueUrl"]
@@ -43,17 +44,23 @@ class SqsQueues:
     def consumer(
         self, once: Once, queue: str, handler: Callable[..., Any], **options: Any
     ) -> SQSConsumer:
-        return SQSConsumer(once, handler, queue, client=self._client, **options)
+        made = SQSConsumer(once, handler, queue, client=self._client, **options)
+        self._consumer = made
+        return made
 
     def async_consumer(
         self, once: AsyncOnce, queue: str, handler: Callable[..., Any], **options: Any
     ) -> AsyncSQSConsumer:
         client = self._session.create_client("sqs", **self._options)
-        return AsyncSQSConsumer(once, handler, queue, client=client, **options)
+        made = AsyncSQSConsumer(once, handler, queue, client=client, **options)
+        self._consumer = made
+        return made
 
     def is_drained(self, queue: str) -> bool:
         """Asked twice: a message that becomes visible in the middle of a count is in none of its
-        parts."""
+        parts. The emulator is not asked while this process itself holds a message."""
+        if self._consumer.in_hand:
+            return False
         url = self._client.get_queue_url(QueueName=queue)["QueueUrl"]
         return self._is_empty(url) and self._is_empty(url)
 

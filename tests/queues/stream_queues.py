@@ -4,10 +4,10 @@ clock a test moves, so that no test waits for a lease."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any
 
 import redis
+from tests.support.servers import processes
 from tests.support.servers.redis_server import DURABLE, RedisProgram, RedisServer
 
 from oncekey import AsyncOnce, Once
@@ -19,7 +19,6 @@ from oncekey.queues.redis_streams.stream_settings import StreamSettings
 
 GROUP = "shipping"
 LEASE_S = 30.0
-_names = count(1)
 
 
 class StreamQueues:
@@ -85,7 +84,7 @@ class Stream:
     def __init__(self, clocked: ClockedServer) -> None:
         self.clocked = clocked
         self.client: Any = clocked.client
-        self.name = f"orders-{next(_names)}"
+        self.name = processes.fresh_name("orders")
         self._brokers: list[RedisStreamBroker] = []
 
     def add(self, *bodies: str, **fields: str) -> list[str]:

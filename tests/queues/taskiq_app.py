@@ -1,8 +1,8 @@
 """Taskiq tasks on a broker of two Valkey lists, run by Taskiq's own receiver.
 
 A message is moved from the list of the waiting to that of the held, and removed from there when it
-is acknowledged; a worker that starts takes back what dead ones held. `work`
-is a worker.
+is acknowledged; a worker that starts takes back what dead ones held. `work` is a worker. The clock
+of their store stands still, so that no lease ends before the test says so.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import redis.asyncio as redis
 from taskiq import AsyncBroker, BrokerMessage
 from taskiq.acks import AckableMessage
 from taskiq.receiver import Receiver
+from tests.queues.moved_clock import clocked_store
 
 from oncekey import AsyncOnce, Policy
 from oncekey.queues.taskiq import idempotent_task
 
 WAITING: Final = "tasks"
 HELD: Final = "held"
-GATE_S: Final = 40
+LEASE_S: Final = 1
+GATE_S: Final = 200
 
 
 class ListBroker(AsyncBroker):
@@ -50,7 +52,8 @@ class ListBroker(AsyncBroker):
 
 url = os.environ["ONCEKEY_TEST_BROKER"]
 broker = ListBroker(url)
-once = AsyncOnce(os.environ["ONCEKEY_TEST_STORE"], policy=Policy(lease="1s"))
+store = clocked_store(os.environ["ONCEKEY_TEST_STORE"], is_async=True)
+once = AsyncOnce(store, policy=Policy(lease=f"{LEASE_S}s"))
 
 
 async def effect(name: str) -> None:

@@ -11,7 +11,7 @@ from oncekey.queues.broker import Settled
 from oncekey.queues.memory_broker import AsyncMemoryBroker, MemoryBroker
 from oncekey.queues.queue_message import Message
 
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
 
 
 class SlowBroker(AsyncMemoryBroker):

@@ -1,4 +1,7 @@
-"""Many Celery tasks, sent up to three times each, while workers are killed and paused at random."""
+"""Many Celery tasks, sent up to three times each, while workers are killed and paused at random.
+
+It draws lots, so it judges safety alone; whether a kill has met a running task is printed.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,7 @@ from tests.support.servers.server_lifetime import started
 
 from oncekey import OutcomeUnknown
 
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
-KEYS = 500 if SOAK else 12  # of each kind
-STRIKES = 30 if SOAK else 2
-WORKERS = 3 if SOAK else 2
-WAIT_S = 240.0 if SOAK else 120.0
-SEED = 17
+WAIT_S = 240.0
 
 
 @pytest.fixture
@@ -42,10 +40,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 class Workers:
-    def __init__(self, environment: dict[str, str], dice: random.Random) -> None:
+    def __init__(self, environment: dict[str, str], dice: random.Random, count: int) -> None:
         self._environment = environment
         self._dice = dice
-        self._running = [self._start() for _ in range(WORKERS)]
+        self._running = [self._start() for _ in range(count)]
         self._paused: list[int] = []
 
     def _start(self) -> Process:
@@ -78,18 +76,25 @@ class Workers:
             worker.kill()
 
 
+@pytest.mark.seeded
 @pytest.mark.timeout(WAIT_S * 2)
-def test_every_task_ends_and_no_effect_is_lost_or_doubled(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("keys", "strikes", "count"), [(12, 2, 2), pytest.param(500, 30, 3, marks=pytest.mark.soak)]
+)
+def test_every_task_ends_and_no_effect_is_lost_or_doubled(
+    environment: dict[str, str], seed: int, keys: int, strikes: int, count: int
+) -> None:
     """I1, I4, I10. Retry-safe tasks all succeed, with one charge each. The others ran once at most;
-    those whose worker was killed in the middle are unknown, and say so."""
-    dice = random.Random(SEED)
+    those whose worker was killed in the middle are unknown, and say so. There are `keys` tasks of
+    each kind, and `count` workers."""
+    dice = random.Random(seed)
     with loaded(environment, "tests.queues.celery_app") as tasks:
-        workers = Workers(environment, dice)
+        workers = Workers(environment, dice, count)
         try:
             sent = [
                 (task, f"{task}-{number}")
                 for task in ("charge", "quick")
-                for number in range(KEYS)
+                for number in range(keys)
                 for _ in range(dice.randint(1, 3))
             ]
             dice.shuffle(sent)
@@ -98,8 +103,8 @@ def test_every_task_ends_and_no_effect_is_lost_or_doubled(environment: dict[str,
             def ended() -> int:
                 return sum(result.ready() for _, result in results)
 
-            for strike in range(STRIKES):
-                enough = strike * len(results) // STRIKES
+            for strike in range(strikes):
+                enough = strike * len(results) // strikes
                 wait_until(lambda: ended() >= enough, f"{enough} tasks have ended", WAIT_S)  # noqa: B023
                 workers.strike()
             workers.wake()
@@ -130,4 +135,4 @@ def check(tasks: Any, ends: dict[str, set[str]]) -> None:
     assert all(runs[name] == 1 for name in others if ends[name] == {name})
     assert all(runs[name] <= 1 for name in others)
     hit = [name for name in ends if runs[name] > 1 or ends[name] == {"unknown"}]
-    assert hit or not SOAK, "no kill has met a running task, so this has shown nothing"
+    print(f"{len(hit)} tasks were met by a kill or a pause while they ran")  # noqa: T201

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import pytest
 from tests.queues.running_consumer import Handled, running, send, wait_until
@@ -12,7 +13,9 @@ from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.disposition import Kind
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.queue_message import Message
+from oncekey.testing import FakeClock
 
+SECOND = 1_000_000
 KINDS = ("threads", "tasks")
 
 
@@ -145,7 +148,7 @@ def test_a_group_is_handled_in_order_and_waits_for_a_message_that_is_tried_again
         send(queue, f"a{number}", group="a")
         send(queue, f"b{number}", group="b")
     with running(kind, queue) as made:
-        made.start(handler, retry_safe=True, backoff="1ms", backoff_max="5ms", max_tries=1_000)
+        made.start(handler, retry_safe=True, backoff="1ms", backoff_max="5ms", max_tries=10**6)
         wait_until(lambda: handler.ids.count("a1") >= 3, "a1 is tried again")
         wait_until(lambda: handler.ids.count("b4") == 1, "the other group goes on")
         handler.errors.clear()
@@ -189,8 +192,8 @@ def test_a_handler_that_outlives_the_stop_leaves_its_message_unsettled(kind: str
 class WatchedBroker(MemoryBroker):
     """Notes what is extended; fails on demand."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(now=now)
         self.extended = 0
         self.failures = 0
         self.bug: Exception | None = None
@@ -212,12 +215,20 @@ class WatchedBroker(MemoryBroker):
 
 
 def test_a_message_is_held_as_long_as_its_handler_runs(kind: str) -> None:
-    """I5: the lease and the broker's deadline are renewed together."""
-    queue, handler = WatchedBroker(), Handled(held=True)
+    """I5: the lease and the broker's deadline are renewed together. Both clocks are the test's, and
+    go on by less than a lease after each renewal."""
+    clock = FakeClock()
+    queue, handler = WatchedBroker(lambda: clock.now() / SECOND), Handled(held=True)
     send(queue, 1)
     with running(kind, queue) as made:
+        made.clock = clock
         made.start(handler, lease="600ms")
-        wait_until(lambda: queue.extended >= 5, "the message was extended five times")
+        wait_until(lambda: handler.running == 1, "the handler runs")
+        for _ in range(5):
+            extended, renewed = queue.extended, made.commands("Renew")
+            wait_until(lambda: queue.extended > extended, "the message is extended")  # noqa: B023
+            wait_until(lambda: made.commands("Renew") > renewed, "the lease is renewed")  # noqa: B023
+            clock.advance(SECOND // 2)
         assert handler.ids == [1]
         assert queue._stored["m1"].receipt == 1, "delivered once, though the lease is over"
         handler.gate.set()
@@ -236,6 +247,7 @@ def test_a_message_whose_attempt_was_overtaken_is_not_held_any_more() -> None:
         wait_until(lambda: handler.running == 1, "the handler runs")
         made.store.down = True  # no renewal comes through
         wait_until(lambda: queue._stored["m1"].receipt > 1, "it is delivered again")
+        made.clock.advance(SECOND)
         made.store.down = False
         handler.gate.set()
         wait_until(lambda: not len(queue), "the queue is empty")

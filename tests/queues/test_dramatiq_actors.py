@@ -16,9 +16,9 @@ from dramatiq.results.backends import StubBackend
 from oncekey import AsyncOnce, ConfigurationError, EventKind, NotStarted, Once, Terminal
 from oncekey.queues.dramatiq import idempotent_actor
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing import FaultyStore
+from oncekey.testing import FakeClock, FaultyStore
 
-WAIT_S = 20
+WAIT_S = 90
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def broker() -> Iterator[StubBroker]:
 
 @pytest.fixture
 def store() -> FaultyStore:
-    return FaultyStore(MemoryStore())
+    return FaultyStore(MemoryStore(clock=FakeClock().wall))  # no lease ends
 
 
 @pytest.fixture

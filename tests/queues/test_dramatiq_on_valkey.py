@@ -6,24 +6,38 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.queues import moved_clock
 from tests.queues.dramatiq_workers import loaded_actors, start_dramatiq
+from tests.queues.moved_clock import MovedClock
 from tests.support.servers.processes import Process, wait_until
 from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
 from tests.support.servers.server_lifetime import started
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dramatiq")
+
+
+@pytest.fixture(scope="module")
+def clock(folder: Path) -> MovedClock:
+    """The clock of the store."""
+    return MovedClock(folder / "clock")
+
+
+@pytest.fixture(scope="module")
+def environment(folder: Path, clock: MovedClock) -> Iterator[dict[str, str]]:
     server = require(lambda: started(RedisServer()))
     url = f"redis://127.0.0.1:{server.port}"
-    folder = tmp_path_factory.mktemp("dramatiq")
     yield {
+        moved_clock.VARIABLE: str(folder / "clock"),
         "ONCEKEY_TEST_BROKER": f"{url}/0",
         "ONCEKEY_TEST_NOTES": f"{url}/1",
         "ONCEKEY_TEST_STORE": f"sqlite:///{folder}/keys.db",
@@ -62,7 +76,7 @@ def dead_letters(actors: Any) -> int:
 
 
 def test_killed_workers_lose_no_message_and_no_effect_is_doubled(
-    actors: Any, workers: list[Process], environment: dict[str, str]
+    actors: Any, workers: list[Process], environment: dict[str, str], clock: MovedClock
 ) -> None:
     """I1, I10. One actor may run again, the other is unknown and becomes a dead letter."""
     again, once_only = uuid.uuid4().hex, uuid.uuid4().hex
@@ -73,6 +87,7 @@ def test_killed_workers_lose_no_message_and_no_effect_is_doubled(
     )
     for worker in workers:
         worker.kill()
+    clock.advance(actors.LEASE_S)
     workers[:] = [start_dramatiq(environment)]
     actors.notes.rpush(f"gate:{again}", "open")
     wait_until(lambda: not waiting(actors), "every message is done", WAIT_S)
@@ -89,7 +104,7 @@ def test_message_of_a_paused_worker_does_not_run_elsewhere(
     not ended."""
     name = uuid.uuid4().hex
     dead = dead_letters(actors)
-    actors.ship_patiently.send(name)
+    actors.ship.send(name)
     wait_until(lambda: bool(effects(actors, name)), "the actor runs", WAIT_S)
     (owner,) = effects(actors, name)
     os.kill(owner, signal.SIGSTOP)
@@ -100,7 +115,7 @@ def test_message_of_a_paused_worker_does_not_run_elsewhere(
     actors.notes.rpush(f"gate:{name}", "open")
     wait_until(lambda: not waiting(actors), "every message is done", WAIT_S)
     assert effects(actors, name) == [owner]
-    assert actors.once.get("ship_patiently", name).state == "succeeded"
+    assert actors.once.get("ship", name).state == "succeeded"
     assert dead_letters(actors) == dead
 
 

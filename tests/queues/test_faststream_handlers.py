@@ -56,7 +56,7 @@ class Shop:
         at = len(self.messages)
         order = {"id": id, **more}
         response = await self.broker.request(
-            order, "orders", headers={**(headers or {})}, timeout=5
+            order, "orders", headers={**(headers or {})}, timeout=90
         )
         return self.messages[at].committed, await response.decode()
 

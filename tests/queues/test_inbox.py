@@ -291,9 +291,9 @@ class Chain:
         thread = threading.Thread(target=consumer.run)
         thread.start()
         for _ in range(count):
-            assert left.acquire(timeout=20)
+            assert left.acquire(timeout=90)
         consumer.stop()
-        thread.join(20)
+        thread.join(90)
         self.counts = consumer.counts
 
 

@@ -25,12 +25,13 @@ from oncekey import NotStarted, Once, Policy, Terminal
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing import FaultyStore
+from oncekey.testing import FakeClock, FaultyStore
 
 
 @pytest.fixture
 def once() -> Iterator[Once]:
-    with Once("memory://", policy=Policy(lease="2s")) as opened:
+    """Its store's clock stands still, so that no lease ends."""
+    with Once(MemoryStore(clock=FakeClock().wall), policy=Policy(lease="2s")) as opened:
         yield opened
 
 
@@ -185,7 +186,7 @@ def test_a_terminal_failure_and_a_mismatch_are_in_the_dead_letter_topic(
 
 
 def test_while_the_store_is_down_nothing_is_passed_and_the_member_stays(real: Topic) -> None:
-    store = FaultyStore(MemoryStore())
+    store = FaultyStore(MemoryStore(clock=FakeClock().wall))
     seen = Seen()
     with Once(store, policy=Policy(lease="2s", store_timeout="100ms")) as once:
         consumer = consumer_of(real, once, seen)

@@ -20,11 +20,14 @@ from oncekey.queues.disposition import Kind
 from oncekey.queues.kafka import KafkaConsumer
 from oncekey.queues.kafka.confluent_topics import ConfluentTopics
 from oncekey.queues.queue_message import Message
+from oncekey.stores.memory import MemoryStore
+from oncekey.testing import FakeClock
 
 
 @pytest.fixture
 def once() -> Iterator[Once]:
-    with Once("memory://", policy=Policy(lease="2s")) as opened:
+    """Its store's clock stands still, so that no lease ends."""
+    with Once(MemoryStore(clock=FakeClock().wall), policy=Policy(lease="2s")) as opened:
         yield opened
 
 

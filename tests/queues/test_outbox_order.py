@@ -134,7 +134,10 @@ def test_messages_of_a_group_are_numbered_in_the_order_of_their_commits() -> Non
 
         thread = threading.Thread(target=add_second)
         thread.start()
-        waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        waits = (
+            "SELECT count(*) FROM pg_locks JOIN pg_database ON database = pg_database.oid "
+            "WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
+        )
         with psycopg.connect(url, autocommit=True) as observer:
             processes.wait_until(
                 lambda: observer.execute(waits).fetchone() == (1,), "the second waits"
@@ -142,7 +145,7 @@ def test_messages_of_a_group_are_numbered_in_the_order_of_their_commits() -> Non
             outbox.add(first, "q", "another group", order_group="h")  # waits for nobody
         assert publisher.publish_due() == 0
         first.commit()
-        thread.join(20)
+        thread.join(90)
         publisher.publish_due()
     assert [text for text in sent.texts if text != "another group"] == ["first", "second"]
 
@@ -164,7 +167,7 @@ def test_two_publishers_at_once_send_everything_once_and_in_order() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(90)
         # Each may have ended while the other had the last messages of a group.
         OutboxPublisher(once, sent).publish_due()
     assert sorted(sent.texts) == [f"{number:04}" for number in range(groups * each)]

@@ -226,15 +226,16 @@ def test_a_message_whose_headers_fill_a_frame_can_become_a_dead_letter(
 def test_a_queue_that_confirms_nothing_is_not_waited_for_for_ever(
     broker: BrokerUnderTest, channel: Any, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for session in (pika_session, aio_pika_session):
-        monkeypatch.setattr(session, "PUBLISH_TIMEOUT_S", 0.5)
     publish(channel, queue, "a")
     (message,) = broker.receive()
     dead = f"{queue}.dead"
     rabbitmq().suspend_queue(dead)
     try:
-        with pytest.raises(BrokerUnavailable):
-            broker.settle([(message, LETTER)])
+        with monkeypatch.context() as hurried:
+            for session in (pika_session, aio_pika_session):
+                hurried.setattr(session, "PUBLISH_TIMEOUT_S", 0.5)
+            with pytest.raises(BrokerUnavailable):
+                broker.settle([(message, LETTER)])
     finally:
         rabbitmq().resume_queue(dead)
     (again,) = broker.receive()  # by another connection

@@ -3,34 +3,39 @@ queue, a quorum queue, is empty."""
 
 from __future__ import annotations
 
-import functools
-import os
-from pathlib import Path
+import json
 
 import pytest
-from tests.queues.consumer_kills import POINTS, KillResult, kill_everywhere
-from tests.queues.rabbit_queues import RabbitQueues
+from tests.queues.consumer_kills import COVERING, PARKING, Case, Kills
+from tests.queues.kill_cases import cases_run, kill_params
+from tests.queues.rabbit_queues import RabbitQueues, channel_to
 from tests.support.rabbitmq_queues import rabbitmq
-
-SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
-# The async consumer differs in its driver only; the sync one is killed everywhere.
-CASES = {"sync": POINTS, "async": POINTS if SOAK else ("after effect", "before settle")}
-
-
-@functools.cache
-def killed(kind: str, folder: Path) -> dict[str, KillResult]:
-    store = f"sqlite:///{folder / 'keys.db'}"
-    arguments = {"url": rabbitmq().url}
-    return kill_everywhere(RabbitQueues, arguments, store, folder, kind=kind, points=CASES[kind])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kills")
+def kills(tmp_path_factory: pytest.TempPathFactory) -> Kills:
+    folder = tmp_path_factory.mktemp("kills")
+    store = f"sqlite:///{folder / 'keys.db'}"
+    return Kills(RabbitQueues, {"url": rabbitmq().url}, store, folder, cases_run(COVERING, PARKING))
 
 
-@pytest.mark.parametrize(
-    ("kind", "point"), [(kind, point) for kind, points in CASES.items() for point in points]
-)
-def test_a_killed_rabbitmq_consumer_loses_nothing(folder: Path, kind: str, point: str) -> None:
-    killed(kind, folder)[point].check(point)
+@pytest.mark.parametrize("case", kill_params(COVERING))
+def test_a_killed_rabbitmq_consumer_loses_nothing(kills: Kills, case: Case) -> None:
+    kills[case].check(case.point)
+
+
+@pytest.mark.parametrize("case", PARKING, ids=lambda case: case.point)
+def test_without_retry_safe_what_a_kill_left_open_is_parked_and_never_run_again(
+    kills: Kills, case: Case
+) -> None:
+    """I1: at most one effect for each message, and what was not finished is where operators see
+    it."""
+    result = kills[case]
+    parked = []
+    with channel_to(rabbitmq().url) as channel:
+        while True:
+            method, properties, body = channel.basic_get(f"{result.queue}.parked", auto_ack=True)
+            if method is None:
+                break
+            parked.append((json.loads(body)["order"], properties.headers["oncekey-error"]))
+    result.check_parked(case.point, parked)

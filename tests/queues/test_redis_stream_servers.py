@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import Counter
 from typing import Any
 
@@ -13,6 +12,7 @@ import redis
 import redis.asyncio
 from redis.sentinel import Sentinel
 from tests.support.redis_stores import sentinel, valkey, valkey_cluster
+from tests.support.servers import processes
 from tests.support.servers.redis_sentinel import SERVICE
 from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
@@ -27,7 +27,6 @@ from oncekey.queues.redis_streams import (
     StreamRefused,
 )
 
-SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 ORDERS = 20
 OPTIONS: dict[str, Any] = {
     "name": "shipping",
@@ -62,31 +61,33 @@ def consume(client: Any, stream: str, **options: Any) -> Counter[int]:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_client_of_the_caller_is_used_and_stays_open(protocol: int) -> None:
-    with redis.Redis(port=valkey().port, protocol=protocol, socket_timeout=0.3) as client:
-        handled = consume(client, f"caller-{protocol}", server=client)
+    with redis.Redis(port=valkey().port, protocol=protocol, socket_timeout=5) as client:
+        handled = consume(client, processes.fresh_name("caller"), server=client)
         assert client.ping()
     assert handled == dict.fromkeys(range(ORDERS), 1)
 
 
 def test_a_cluster_has_all_keys_of_a_stream_in_one_slot() -> None:
     node = valkey_cluster().masters()[0]
+    stream = "{" + processes.fresh_name("orders") + "}"
     with redis.RedisCluster(host="127.0.0.1", port=node.port) as client:
-        assert consume(client, "{orders}", server=client) == dict.fromkeys(range(ORDERS), 1)
+        assert consume(client, stream, server=client) == dict.fromkeys(range(ORDERS), 1)
         with Once("memory://") as once, pytest.raises(ConfigurationError, match="with braces"):
             RedisStreamConsumer(once, print, "orders", server=client, **OPTIONS)
 
 
-@pytest.mark.skipif(not SOAK, reason="a Sentinel's master is a plain client; make soak tries one")
+@pytest.mark.soak  # a Sentinel's master is a plain client
 def test_a_master_that_sentinels_watch_is_consumed() -> None:
-    service = sentinel()
+    service, stream = sentinel(), processes.fresh_name("watched")
     places = [("127.0.0.1", watcher.port) for watcher in service.sentinels]
     manager: Any = Sentinel(places)  # type: ignore[no-untyped-call]
     with manager.master_for(SERVICE) as client:
-        assert consume(client, "watched", server=client) == dict.fromkeys(range(ORDERS), 1)
+        assert consume(client, stream, server=client) == dict.fromkeys(range(ORDERS), 1)
 
 
 def test_a_cluster_is_consumed_in_an_event_loop() -> None:
     handled: Counter[int] = Counter()
+    stream = "{" + processes.fresh_name("orders") + "}"
 
     async def handler(message: Message) -> None:
         handled[message.json()["order"]] += 1
@@ -96,10 +97,8 @@ def test_a_cluster_is_consumed_in_an_event_loop() -> None:
         client = redis.asyncio.RedisCluster(host="127.0.0.1", port=node.port)
         async with client, AsyncOnce("memory://") as once:
             for order in range(ORDERS):
-                await client.xadd("{async-orders}", {"body": json.dumps({"order": order})})
-            consumer = AsyncRedisStreamConsumer(
-                once, handler, "{async-orders}", server=client, **OPTIONS
-            )
+                await client.xadd(stream, {"body": json.dumps({"order": order})})
+            consumer = AsyncRedisStreamConsumer(once, handler, stream, server=client, **OPTIONS)
 
             def stop_at_the_end(message: Message, disposition: Any) -> None:
                 if sum(consumer.counts.values()) == ORDERS:

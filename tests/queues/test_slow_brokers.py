@@ -263,12 +263,14 @@ def test_while_work_waits_messages_are_taken_in_good_parts_of_a_batch(
         wait_until(lambda: queue.brought == [20], "the first batch is taken")
         gate.release(3)
         wait_until(lambda: made.consumer.counts[Kind.REMOVE] == 3, "three are settled")
+        if ordered:
+            wait_until(lambda: len(queue.brought) > 1, "more are taken")
         gate.release(5)
         wait_until(lambda: len(queue.brought) > 1, "more are taken")
         gate.release(40)
         wait_until(lambda: not len(queue), "the queue is empty")
     assert len(passed) == 40
     if ordered:
-        assert min(queue.brought[1:3]) < 8
+        assert queue.brought[1] <= 3, "any room"
     else:
         assert queue.brought[1] >= 8, "half of those that may wait"

@@ -5,7 +5,9 @@ Against moto, an emulator; see tests/support/servers/sqs_server.py.
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -196,24 +198,24 @@ def test_a_group_is_handled_in_order_and_a_failed_message_holds_back_its_group(
         body = f'{{"order": {number}}}'
         pair.send(body, MessageGroupId=group, MessageDeduplicationId=str(number))
     order: list[int] = []
-    failing = {4}  # the third of group a fails once
+    failures: list[int] = []
     lock = threading.Lock()
 
     def handle(message: Message) -> None:
         number = message.json()["order"]
         with lock:
-            if number in failing:
-                failing.remove(number)
-                raise ConnectionError("once")
+            if number == 4 and 11 not in order:  # the third of group a fails until b is done
+                failures.append(number)
+                raise ConnectionError("not yet")
             order.append(number)
 
-    consumer = made(once, pair.source, handle, retry_safe=True, backoff="1s", concurrency=4)
+    options = {"retry_safe": True, "backoff": "1s", "backoff_max": "1s", "max_tries": 50}
+    consumer = made(once, pair.source, handle, concurrency=4, **options)
     with running(consumer):
         processes.wait_until(pair.are_empty, "the queue is empty")
     assert [number for number in order if number % 2 == 0] == [0, 2, 4, 6, 8, 10]
     assert [number for number in order if number % 2] == [1, 3, 5, 7, 9, 11]
-    # Group b did not wait for the failed message of group a.
-    assert order.index(11) < order.index(4)
+    assert failures  # so group b did not wait for the failed message of group a
 
 
 def test_a_stop_lets_handlers_end_and_gives_back_what_has_not_begun(
@@ -241,7 +243,8 @@ def test_a_stop_lets_handlers_end_and_gives_back_what_has_not_begun(
 
 
 def test_a_long_handler_keeps_its_message_hidden(once: Once, server: SqsServer) -> None:
-    """The lease and the visibility are renewed together: three leases long, one receive."""
+    """The lease and the visibility are renewed together: longer than a lease, one receive. Where
+    the machine itself made a renewal late, another receive is right."""
     pair = server.pair()
     pair.send(ORDER)
     renewed = threading.Event()
@@ -249,19 +252,22 @@ def test_a_long_handler_keeps_its_message_hidden(once: Once, server: SqsServer) 
     def slow(message: Message) -> None:
         assert renewed.wait(30)
 
-    consumer = made(once, pair.source, slow, lease="1s")
-    extend, extensions = consumer._broker.extend, []
+    consumer = made(once, pair.source, slow, lease="2s")
+    extend, times = consumer._broker.extend, [time.monotonic()]
 
-    def counting(messages: Any, seconds: float) -> None:
+    def timed(messages: Any, seconds: float) -> None:
         extend(messages, seconds)
-        extensions.append(seconds)
-        if len(extensions) == 9:
+        times.append(time.monotonic())
+        if len(times) > 5:
             renewed.set()
 
-    consumer._broker.extend = counting  # type: ignore[method-assign]
+    consumer._broker.extend = timed  # type: ignore[method-assign]
     with running(consumer):
         processes.wait_until(pair.are_empty, "the queue is empty")
-    assert consumer.counts == {Kind.REMOVE: 1}
+        times.append(time.monotonic())
+    assert consumer.counts[Kind.REMOVE] >= 1
+    if all(later - earlier < 2 for earlier, later in itertools.pairwise(times)):
+        assert consumer.counts == {Kind.REMOVE: 1}
 
 
 def test_with_the_store_down_nothing_is_removed_or_received_twice(server: SqsServer) -> None:

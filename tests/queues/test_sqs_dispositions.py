@@ -64,6 +64,13 @@ def kinds(rounds: Rounds, wait: float = 0) -> list[Kind]:
     return [disposition.kind for disposition in rounds.round(wait)]
 
 
+def show(pair: QueuePair, message: Message) -> None:
+    """Make a hidden message visible, as the end of its delay does."""
+    pair.server.client().change_message_visibility(
+        QueueUrl=pair.source, ReceiptHandle=message.raw["ReceiptHandle"], VisibilityTimeout=0
+    )
+
+
 def marks(letter: dict[str, Any]) -> dict[str, str]:
     return {
         name: attribute["StringValue"] for name, attribute in letter["MessageAttributes"].items()
@@ -94,7 +101,7 @@ def test_a_message_in_flight_elsewhere_stays_and_comes_again_after_that_lease(
 
     shipping = Shipping()
     other = start(shipping)
-    owner = SyncRounds(pair, f"sqlite:///{tmp_path / 'keys.db'}", slow, lease="1s")
+    owner = SyncRounds(pair, f"sqlite:///{tmp_path / 'keys.db'}", slow, lease="1m")
     with closing(owner):
         pair.send(ORDER)
         (held,) = owner.receive()
@@ -102,16 +109,20 @@ def test_a_message_in_flight_elsewhere_stays_and_comes_again_after_that_lease(
         thread.start()
         assert running.wait(30)
         pair.send(ORDER)
-        (duplicate,) = other.round()
+        (message,) = other.receive()
+        duplicate = other.handle(message)
         assert duplicate.kind is Kind.HIDE
-        assert 0 < duplicate.seconds <= 1.5
+        assert 10 < duplicate.seconds <= 60.5  # what is left of the lease
+        other.settle([(message, duplicate)])
         assert other.receive() == []  # hidden, not removed
         assert not pair.server.is_empty(pair.source)
         finish.set()
         thread.join()
+    show(pair, message)
     (again,) = other.receive(wait=10)
     assert again.receive_count == 2
     other.settle([(again, duplicate)])
+    show(pair, again)
     assert kinds(other, wait=10) == [Kind.REMOVE]
     assert shipping.ran == 0
 
@@ -120,11 +131,14 @@ def test_a_handler_that_raises_is_retried_and_then_a_dead_letter_with_its_error(
     start: Start, pair: QueuePair
 ) -> None:
     shipping = Shipping(ConnectionError("no carrier"), ConnectionError("no\tcarrier"))
-    rounds = start(shipping, retry_safe=True, max_tries=2)
+    rounds = start(shipping, retry_safe=True, max_tries=2, backoff="1m")
     pair.send(ORDER, MessageAttributes={"Trace": {"DataType": "String", "StringValue": "t-1"}})
-    (first,) = rounds.round()
-    assert (first.kind, first.seconds) == (Kind.RETRY, 1.0)
+    (message,) = rounds.receive()
+    first = rounds.handle(message)
+    assert (first.kind, first.seconds) == (Kind.RETRY, 60.0)
+    rounds.settle([(message, first)])
     assert rounds.receive() == []
+    show(pair, message)
     assert kinds(rounds, wait=10) == [Kind.DEAD_LETTER]
     assert shipping.ran == 2
     assert pair.server.is_empty(pair.source)

@@ -21,6 +21,8 @@ from taskiq import (
     TaskiqMessage,
 )
 from taskiq.brokers.shared_broker import async_shared_broker
+from tests.queues import moved_clock
+from tests.queues.moved_clock import MovedClock
 from tests.support.servers import processes
 from tests.support.servers.processes import Process, wait_until
 from tests.support.servers.redis_server import RedisServer
@@ -31,9 +33,11 @@ from oncekey import AsyncOnce, ConfigurationError, Once
 from oncekey.queues import taskiq as guard
 from oncekey.queues.taskiq import idempotent_task
 from oncekey.stores.memory import AsyncMemoryStore
+from oncekey.stores.sqlite.sqlite_store import SQLiteStore
 from oncekey.testing import AsyncFaultyStore
 
-WAIT_S = 30.0
+WAIT_S = 90.0
+LEASE_S = 1  # of taskiq_app, which cannot be imported without its servers
 _ROOT = Path(__file__).parent.parent.parent
 _WORK = "import asyncio; from tests.queues import taskiq_app; asyncio.run(taskiq_app.work())"
 
@@ -119,7 +123,16 @@ def test_task_in_flight_elsewhere_is_sent_again_and_leaves_the_result_alone() ->
     with_shop(test)
 
 
-def test_message_with_a_time_limit_is_sent_again_before_that_ends() -> None:
+def test_message_with_a_time_limit_is_sent_again_before_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted_sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
     async def test(shop: Shop, once: AsyncOnce) -> None:
         began, end = asyncio.Event(), asyncio.Event()
 
@@ -134,7 +147,7 @@ def test_message_with_a_time_limit_is_sent_again_before_that_ends() -> None:
         again = TaskiqMessage(
             task_id=first.task_id,
             task_name="ship",
-            labels={"timeout": 0.5, guard._PUT_OFFS: "5"},
+            labels={"timeout": 20.0, guard._PUT_OFFS: "9"},
             labels_types={},
             args=["a"],
             kwargs={},
@@ -147,9 +160,11 @@ def test_message_with_a_time_limit_is_sent_again_before_that_ends() -> None:
 
         shop.broker.kick = noted_kick  # type: ignore[method-assign]
         receive = shop.broker.receiver.callback(shop.broker.formatter.dumps(again).message)
-        async with asyncio.timeout(WAIT_S):
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "sleep", noted_sleep)
             await receive
         assert sent_again.is_set()
+        assert pauses == [10.0]
         assert not await first.is_ready()
         shop.broker.kick = kick  # type: ignore[method-assign]
         end.set()
@@ -268,7 +283,13 @@ def test_killed_worker_loses_no_task_and_no_effect_is_doubled(tmp_path: Path) ->
     url = f"redis://127.0.0.1:{server.port}"
     store = f"sqlite:///{tmp_path}/keys.db"
     notes = redis.Redis.from_url(url, decode_responses=True)
-    workers = [_start({"ONCEKEY_TEST_BROKER": url, "ONCEKEY_TEST_STORE": store})]
+    clock = MovedClock(tmp_path / "clock")
+    environment = {
+        moved_clock.VARIABLE: str(tmp_path / "clock"),
+        "ONCEKEY_TEST_BROKER": url,
+        "ONCEKEY_TEST_STORE": store,
+    }
+    workers = [_start(environment)]
     names = {task: uuid.uuid4().hex for task in ("ship", "ship_again")}
     try:
         for task, name in names.items():
@@ -283,7 +304,8 @@ def test_killed_worker_loses_no_task_and_no_effect_is_doubled(tmp_path: Path) ->
         wait_until(lambda: len(notes.keys("effects:*")) == 2, "both tasks run", WAIT_S)
         workers[0].kill()
         notes.rpush(f"gate:{names['ship_again']}", "open")
-        workers.append(_start({"ONCEKEY_TEST_BROKER": url, "ONCEKEY_TEST_STORE": store}))
+        clock.advance(LEASE_S)
+        workers.append(_start(environment))
 
         def left() -> int:
             return sum(int(notes.llen(each)) for each in ("tasks", "held"))
@@ -291,7 +313,7 @@ def test_killed_worker_loses_no_task_and_no_effect_is_doubled(tmp_path: Path) ->
         wait_until(lambda: not left(), "every message is done", WAIT_S)
         runs = {task: int(notes.llen(f"effects:{name}")) for task, name in names.items()}
         assert runs == {"ship": 1, "ship_again": 2}
-        with Once(store) as once:
+        with Once(SQLiteStore(tmp_path / "keys.db", clock=clock)) as once:
             states = {
                 task: getattr(once.get(f"tests.queues.taskiq_app:{task}", name), "state", None)
                 for task, name in names.items()

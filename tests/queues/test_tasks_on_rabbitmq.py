@@ -7,11 +7,13 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from faststream import AckPolicy
 from faststream.rabbit import RabbitBroker, RabbitQueue
+from tests.queues import moved_clock
 from tests.queues.celery_workers import (
     deliveries,
     effects,
@@ -20,9 +22,10 @@ from tests.queues.celery_workers import (
     start_worker,
 )
 from tests.queues.dramatiq_workers import loaded_actors, start_dramatiq
+from tests.queues.moved_clock import MovedClock
 from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.redis_stores import valkey
-from tests.support.servers import Proxy
+from tests.support.servers import Proxy, processes
 from tests.support.servers.processes import Process, wait_until
 from tests.support.servers.rabbitmq_server import RabbitServer
 from tests.support.servers.requirements import require
@@ -30,8 +33,7 @@ from tests.support.servers.requirements import require
 from oncekey import AsyncOnce, OncekeyError
 from oncekey.queues.faststream import IdempotencyMiddleware
 
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
-WAIT_S = 30.0
+WAIT_S = 90.0
 NOTES_DATABASE, RESULT_DATABASE = 12, 13  # of the shared Valkey
 
 
@@ -42,12 +44,33 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rabbitmq")
+
+
+@pytest.fixture(scope="module")
+def clock(folder: Path) -> MovedClock:
+    """The clock of the store."""
+    return MovedClock(folder / "clock")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A virtual host of its own: the names of the queues are those of the apps."""
+    name = processes.fresh_name("tasks")
+    rabbitmq().ask("PUT", f"vhosts/{name}", {})
+    yield rabbitmq().url.replace("/%2F", f"/{name}")
+    rabbitmq().ask("DELETE", f"vhosts/{name}")
+
+
+@pytest.fixture(scope="module")
+def environment(folder: Path, clock: MovedClock, url: str) -> dict[str, str]:
     return {
-        "ONCEKEY_TEST_BROKER": rabbitmq().url,
+        moved_clock.VARIABLE: str(folder / "clock"),
+        "ONCEKEY_TEST_BROKER": url,
         "ONCEKEY_TEST_BACKEND": valkey().url(RESULT_DATABASE),
         "ONCEKEY_TEST_NOTES": valkey().url(NOTES_DATABASE),
-        "ONCEKEY_TEST_STORE": f"sqlite:///{tmp_path_factory.mktemp('rabbitmq')}/keys.db",
+        "ONCEKEY_TEST_STORE": f"sqlite:///{folder}/keys.db",
     }
 
 
@@ -58,10 +81,10 @@ def tasks(environment: dict[str, str]) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def worker(environment: dict[str, str], proxy: Proxy) -> Iterator[Process]:
+def worker(environment: dict[str, str], url: str, proxy: Proxy) -> Iterator[Process]:
     """A worker whose connections to the broker can be cut."""
-    url = rabbitmq().url.replace(f":{rabbitmq().port}/", f":{proxy.port}/")
-    through = {**environment, "ONCEKEY_TEST_BROKER": url}
+    cut = url.replace(f":{rabbitmq().port}/", f":{proxy.port}/")
+    through = {**environment, "ONCEKEY_TEST_BROKER": cut}
     worker = start_worker(through, name="rabbit", slots=3, queues="celery,forks,buried")
     yield worker
     worker.kill()
@@ -87,11 +110,12 @@ def test_celery_task_whose_connection_was_cut_runs_once(
 
 
 def test_celery_task_whose_process_was_killed_runs_again_after_its_lease(
-    tasks: Any, worker: Process, name: str
+    tasks: Any, worker: Process, clock: MovedClock, name: str
 ) -> None:
     result = tasks.ship_again.delay(name)
     wait_until(lambda: len(effects(tasks, name)) == 1, "the task runs", WAIT_S)
     os.kill(int(effects(tasks, name)[0]), signal.SIGKILL)
+    clock.advance(tasks.LEASE_S)
     wait_until(lambda: len(effects(tasks, name)) == 2, "the task runs again", WAIT_S)
     open_gate(tasks, name)
     assert result.get(timeout=WAIT_S) == {"run": 2}
@@ -126,7 +150,7 @@ def test_failed_celery_task_goes_to_the_dead_letter_exchange(
     assert len(effects(tasks, name)) == 2
 
 
-@pytest.mark.skipif(not SOAK, reason="starts a node of its own; run by make soak")
+@pytest.mark.soak  # starts a node of its own
 def test_celery_task_in_a_quorum_queue_whose_node_was_killed_runs_once(
     environment: dict[str, str], name: str
 ) -> None:
@@ -149,7 +173,9 @@ def test_celery_task_in_a_quorum_queue_whose_node_was_killed_runs_once(
                 worker.kill()
 
 
-def test_killed_dramatiq_workers_lose_no_message(environment: dict[str, str]) -> None:
+def test_killed_dramatiq_workers_lose_no_message(
+    environment: dict[str, str], clock: MovedClock
+) -> None:
     with loaded_actors(environment) as actors:
         workers = [start_dramatiq(environment)]
         again, once_only = uuid.uuid4().hex, uuid.uuid4().hex
@@ -159,6 +185,7 @@ def test_killed_dramatiq_workers_lose_no_message(environment: dict[str, str]) ->
             runs = [f"effects:{each}" for each in (again, once_only)]
             wait_until(lambda: int(actors.notes.exists(*runs)) == 2, "both actors run", WAIT_S)
             workers[0].kill()
+            clock.advance(actors.LEASE_S)
             workers.append(start_dramatiq(environment))
             actors.notes.rpush(f"gate:{again}", "open")
 
@@ -178,7 +205,7 @@ def test_killed_dramatiq_workers_lose_no_message(environment: dict[str, str]) ->
 
 
 def test_faststream_message_is_handled_once_and_a_failed_one_is_a_dead_letter(
-    name: str,
+    name: str, url: str
 ) -> None:
     arguments: Any = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}-dead"}
     runs: list[str] = []
@@ -187,7 +214,7 @@ def test_faststream_message_is_handled_once_and_a_failed_one_is_a_dead_letter(
         done = asyncio.Event()
         async with AsyncOnce("memory://") as once:
             guard = IdempotencyMiddleware(once, name="shipping", key="header:order", backoff="10ms")
-            broker = RabbitBroker(rabbitmq().url, middlewares=[guard])
+            broker = RabbitBroker(url, middlewares=[guard])
             queue = RabbitQueue(name, arguments=arguments)
 
             @broker.subscriber(queue, ack_policy=AckPolicy.REJECT_ON_ERROR)
@@ -196,7 +223,7 @@ def test_faststream_message_is_handled_once_and_a_failed_one_is_a_dead_letter(
                 if order["id"] == "bad":
                     raise ValueError("no such address")
 
-            plain = RabbitBroker(rabbitmq().url)
+            plain = RabbitBroker(url)
 
             @plain.subscriber(RabbitQueue(f"{name}-dead"))
             async def bury(order: dict[str, str]) -> None:
