@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
@@ -26,6 +27,16 @@ from tests.support.store_table import STORES, Opener  # noqa: E402
 if os.access(processes.MEMORY, os.W_OK):
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(processes.MEMORY))
 
+
+# `make test` tries the same examples every time, and none is judged by the time that it took.
+settings.register_profile(
+    "oncekey",
+    deadline=None,
+    derandomize=not os.environ.get("ONCEKEY_SOAK"),
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("oncekey")
 
 # The folders with the files that take longest. They come first, so that no core is left with one of
 # them when the other has run out of files.
