@@ -81,6 +81,7 @@ ONE_CASE = [
 TWINS = [
     ("postgres-asyncpg-pooler", "postgres-asyncpg-caller-pool"),
     ("postgres-psycopg-server-15", "postgres-psycopg-not-transactional"),
+    ("postgres-asyncpg", "postgres-moving-sync"),
 ]
 # Each kind of claim, without the ring and with it.
 HALVES = [

@@ -39,13 +39,13 @@ SOAK_ONLY = {
 ONE_CASE = [
     "memory-async",
     "sqlite-async",
-    "redis-async",
     "redis-sync-redis8",
     "redis-async-cluster",
-    "etcd-sync",
 ]
 # The same scripts on another server and in a Cluster: each has every other rule.
 TWINS = [("redis-sync-redis8", "redis-async-cluster")]
+# The same scripts and transactions, from a thread and from an event loop.
+HALVES = [("redis-sync", "redis-async"), ("etcd-sync", "etcd-async")]
 
 
 @pytest.fixture(params=rows_of(ROWS, SOAK_ONLY))

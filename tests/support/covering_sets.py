@@ -1,5 +1,6 @@
-"""Which tests `make test` leaves to `make soak`: those with the mark `soak`, most of a large matrix,
-and some of servers.
+"""Which tests `make test` leaves to `make soak`.
+
+They are those with the mark `soak`, most of a large matrix, and some of servers.
 
 A covering set of strength 1 has every value of every parameter, one of strength 2 every pair of
 values. A matrix of two parameters is thinned to strength 1, where the second parameter only says
