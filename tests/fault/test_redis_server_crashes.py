@@ -30,8 +30,9 @@ from oncekey.core.record import State
 from oncekey.engine.store_urls import blocking_store
 
 KEYS = 300  # the fewest that are acknowledged between two crashes
-CONFIRMED_WITHIN_MS = 10_000
+CONFIRMED_WITHIN_MS = 60_000
 CUT_KEYS = 50
+ENDLESS_US = 1_000_000_000
 
 
 def report(line: str) -> None:
@@ -103,6 +104,16 @@ class PowerSwitch:
             self.confirmed = length
         return bool(local)
 
+    def hold_syncs(self) -> None:
+        """Have the server fsync no more: it does not while a child of it saves, which never ends.
+
+        Otherwise the second of everysec may be over just before the power is cut.
+        """
+        with self.server.client() as client:
+            client.config_set("no-appendfsync-on-rewrite", "yes")
+            client.config_set("rdb-key-save-delay", ENDLESS_US)
+            client.bgsave()
+
     def cut(self) -> None:
         # What was written since is lost at the latest, and with always nothing is unconfirmed.
         everything = self.is_confirmed()
@@ -130,6 +141,8 @@ def test_a_finish_survives_a_loss_of_power_only_if_the_file_is_always_synced(pol
         fences = [reply.fence for reply in store.apply(claims) if isinstance(reply, Claimed)]
         if policy != "no":
             assert switch.is_confirmed(within_ms=CONFIRMED_WITHIN_MS)
+        if policy == "everysec":
+            switch.hold_syncs()
         pairs = zip(claims, fences, strict=True)
         finishes = [Finish(one.id, one.owner, fence, State.SUCCEEDED, b"1") for one, fence in pairs]
         assert store.apply(finishes) == [Done()] * CUT_KEYS
