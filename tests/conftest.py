@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
@@ -24,9 +24,15 @@ from tests.support.run_seed import USUAL, run_seed, seed_of  # noqa: E402
 from tests.support.servers import processes  # noqa: E402
 from tests.support.store_table import STORES, Opener  # noqa: E402
 
-# The examples of Hypothesis are the same in every run with the usual seed, too.
+# The examples of Hypothesis are the same in every run with the usual seed, too, and none is judged
+# by the time that it took.
 settings.register_profile(
-    "proof", derandomize=run_seed() == USUAL, deadline=None, database=None, print_blob=True
+    "proof",
+    derandomize=run_seed() == USUAL,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("proof")
 

@@ -7,15 +7,19 @@ driver, a pooler, the server's version, a thread or an event loop. `make test` r
 * in a row that shares its deciding code, every rule with one of its cases. The rows take different
   cases, and the row with the same code runs them all.
 * in two rows that are twins, every other rule: the first row one half, the second the other.
+* in two rows that are halves, every other case: they differ in one setting, and other halves have
+  the same two values of it, so that a case of the first half here is one of the second half there.
 
 So every rule meets every store, and every row a half of the rules or more; what is left out are
-triples of rule, case and row. A module of tests names such rows `ONE_CASE` and `TWINS`.
+triples of rule, case and row. A module of tests names such rows `ONE_CASE`, `TWINS` and `HALVES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pytest
 
 Test = TypeVar("Test")
 # rule -> row -> the rule's cases in this row
@@ -23,7 +27,10 @@ Product = Mapping[str, Mapping[str, Sequence[Test]]]
 
 
 def left_to_soak(
-    product: Product[Test], one_case: Sequence[str], twins: Sequence[tuple[str, str]]
+    product: Product[Test],
+    one_case: Sequence[str] = (),
+    twins: Sequence[tuple[str, str]] = (),
+    halves: Sequence[tuple[str, str]] = (),
 ) -> set[Test]:
     """Return the tests that only `make soak` runs."""
     left: set[Test] = set()
@@ -33,4 +40,14 @@ def left_to_soak(
             left.update(c for at, c in enumerate(cases) if at != (number + row_number) % len(cases))
         for pair in twins:
             left.update(rows.get(pair[number % 2], ()))
+        for pair_number, pair in enumerate(halves):
+            for side, row in enumerate(pair):
+                numbered = enumerate(rows.get(row, ()), number + pair_number + side)
+                left.update(case for at, case in numbered if at % 2)
     return left
+
+
+def rows_of(names: Iterable[str], soak_only: Collection[str]) -> list[Any]:
+    """Return the parameters of a fixture `kind`: all rows, of which `make soak` alone runs some."""
+    soak = pytest.mark.soak
+    return [pytest.param(name, marks=soak if name in soak_only else ()) for name in names]

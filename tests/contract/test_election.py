@@ -79,7 +79,7 @@ class TestElection(ContractBase):
 
         def elect(_: int) -> bool:
             mine = token()
-            barrier.wait(20)
+            barrier.wait(60)
             return case.store.elect(mine, 10 * SECOND)
 
         with ThreadPoolExecutor(many) as pool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.contract.row_shares import rows_of
 from tests.support.reused_stores import loop_for, reused_async_store, reused_store
 from tests.support.store_table import MOVING, STORES, Opener, Row
 
@@ -22,7 +22,6 @@ ROWS: dict[str, Row] = {
 }
 # Only `make soak` runs these rows. How commands reach a store through a pooler is the store
 # contract's matter.
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 SOAK_ONLY = {"postgres-psycopg-pooler", "postgres-asyncpg-pooler"}
 
 # The rules are those of the two engines, which run all of them with every case on memory. `make
@@ -37,7 +36,7 @@ TWINS = [
 ONE_CASE = ["moving-memory-sync", *(row for twins in TWINS for row in twins)]
 
 
-@pytest.fixture(params=[name for name in ROWS if SOAK or name not in SOAK_ONLY])
+@pytest.fixture(params=rows_of(ROWS, SOAK_ONLY))
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.contract import test_engine_contract, test_store_contract
+from tests.contract import (
+    test_engine_contract,
+    test_postgres_store_contract,
+    test_store_contract,
+)
 from tests.contract.row_shares import left_to_soak
 
 CASES = {"claim": 3, "sweep": 1, "finish": 2, "replay": 5}
@@ -50,10 +54,26 @@ def test_every_rule_runs_in_one_of_two_twins_with_every_case(run: set[Triple]) -
     assert {row for _, row, _ in run} == set(ROWS)
 
 
-@pytest.mark.parametrize("contract", [test_store_contract, test_engine_contract])
+def test_halves_share_every_case_and_swap_them_in_the_next_pair() -> None:
+    pairs = [("first", "second"), ("sync", "async")]
+    triples = {
+        rule: {row: [(rule, row, case) for case in range(CASES[rule])] for row in ROWS}
+        for rule in CASES
+    }
+    left = left_to_soak(triples, halves=pairs)
+    for rule, count in CASES.items():
+        for case in range(count):
+            runs = [row for row in ROWS if (rule, row, case) not in left]
+            assert runs in (["full", "first", "async"], ["full", "second", "sync"])
+
+
+CONTRACTS = [test_store_contract, test_postgres_store_contract, test_engine_contract]
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
 def test_the_rows_that_are_named_exist_and_are_run(contract: object) -> None:
     run = set(contract.ROWS) - contract.SOAK_ONLY  # type: ignore[attr-defined]
-    twins = getattr(contract, "TWINS", [])
-    named = [*getattr(contract, "ONE_CASE", []), *(row for pair in twins for row in pair)]
+    pairs = [*getattr(contract, "TWINS", []), *getattr(contract, "HALVES", [])]
+    named = [*getattr(contract, "ONE_CASE", []), *(row for pair in pairs for row in pair)]
     assert set(named) <= run
     assert run - set(named)  # some row runs everything

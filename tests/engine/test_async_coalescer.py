@@ -16,7 +16,7 @@ from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.coalescer import AsyncCoalescer
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def look(number: int) -> Look:

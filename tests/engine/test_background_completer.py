@@ -90,7 +90,7 @@ def test_i10_abandoned_operations_are_finished_in_the_background(
     once.get("op", "other")  # an AsyncOnce begins with its first use
     clock.wait_until_due(PERIOD)
     clock.advance(PERIOD)
-    assert done.wait(20)
+    assert done.wait(60)
     wait_until_true(lambda: once.get("op", "k").state == "succeeded")
 
 
@@ -110,7 +110,7 @@ def test_the_completer_logs_an_error_of_the_store_and_tries_again(
         for _ in range(3):
             clock.wait_until_due(PERIOD)
             clock.advance(PERIOD)
-        assert done.wait(20)
+        assert done.wait(60)
     said = [r.getMessage() for r in caplog.records if "completer failed" in r.getMessage()]
     assert len(said) == 2
     assert "gone for a moment" in said[0]
@@ -147,7 +147,7 @@ def test_i14_close_waits_for_running_completions_and_begins_no_others(
     def body(attempt: Any, request: Any) -> str:
         runs.append(attempt.key)
         inside.set()
-        assert go.wait(20)
+        assert go.wait(60)
         return "done"
 
     once = make(complete_every=None)
@@ -155,14 +155,14 @@ def test_i14_close_waits_for_running_completions_and_begins_no_others(
     clock.advance(2 * SECOND)
     round = threading.Thread(target=once.complete)
     round.start()
-    assert inside.wait(20)
+    assert inside.wait(60)
     closing = threading.Thread(target=once.close)
     closing.start()
     if isinstance(once, Once):
         wait_until_true(once._completer._stop.is_set)
     go.set()
-    closing.join(20)
-    round.join(20)
+    closing.join(60)
+    round.join(60)
     assert not closing.is_alive()
     states = [record.state for record in store._records.values() if record.body]
     assert len(states) == len(runs)

@@ -22,7 +22,7 @@ from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.contract.engine_case import wait_until_true
 from oncekey.testing.sync_facade import yield_until
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 
 
 def look(number: int) -> Look:

@@ -17,7 +17,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.batch import BATCH_MAX
 from oncekey.engine.blocking.coalescer import Coalescer
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def look(number: int) -> Look:

@@ -250,14 +250,14 @@ def test_threads_that_all_come_first_all_succeed() -> None:
     values: list[object] = []
 
     def call(number: int) -> None:
-        together.wait(20)
+        together.wait(60)
         values.append(once.run("op", f"k{number}", lambda attempt: number).value)
 
     threads = [threading.Thread(target=call, args=(n,), daemon=True) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert sorted(values, key=str) == list(range(8))
     assert once.guarantee is store.learned
 

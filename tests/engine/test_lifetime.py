@@ -19,7 +19,7 @@ from oncekey.core.record import State
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 
 LOOPS = 4
-PATIENCE = 30
+PATIENCE = 60
 
 
 @pytest.fixture(params=["memory", "sqlite"])

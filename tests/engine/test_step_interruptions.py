@@ -40,7 +40,7 @@ def test_after_ctrl_c_no_parallel_step_is_left_running(
         shutdown(pool, *args, **options)
 
     def pay(key: str) -> None:
-        assert go.wait(20)
+        assert go.wait(60)
         ended.set()
 
     def body(attempt: Any) -> None:

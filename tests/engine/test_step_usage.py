@@ -138,7 +138,7 @@ def test_i1_a_step_called_by_many_threads_runs_once(once: Once) -> None:
 
         def body(attempt: Any, calls: Any = calls, meet: Any = meet) -> None:
             def call(_: int) -> None:
-                meet.wait(20)
+                meet.wait(60)
                 try:
                     attempt.step("pay", calls.append)
                 except ConfigurationError:

@@ -258,19 +258,19 @@ def test_close_during_a_sweep_ends_it_without_a_log_message(
 
     def held() -> int:
         inside.set()
-        assert go.wait(20)
+        assert go.wait(60)
         raise StoreUnavailable("it is being closed")
 
     store.on_sweep = held
     once = Once(store, sweep_every="1m", clock=clock)
     clock.wait_until_due(MINUTE)
     clock.advance(MINUTE)
-    assert inside.wait(20)
+    assert inside.wait(60)
     closing = threading.Thread(target=once.close)
     closing.start()
     wait_until_true(once._background[0]._stop.is_set)
     go.set()
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     assert caplog.text == ""
 

@@ -61,7 +61,7 @@ def replies(*edits: Edit) -> tuple[Reply, Reply]:
         wait_until(lambda: database.blocks(mine), "the claim is held between look and lock")
         (other,) = early.apply([claim("C")])
         gate.connection.execute("SELECT pg_advisory_unlock(%s)", (GATE,))
-        (reply,) = running.result(20)
+        (reply,) = running.result(60)
         return reply, other
 
 

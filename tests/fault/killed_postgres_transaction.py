@@ -1,11 +1,12 @@
 """Processes that are killed in their own transactions on PostgreSQL.
 
-python -m tests.fault.killed_postgres_transaction <url> <kind> <seed> <random kills>
+    python -m tests.fault.killed_postgres_transaction <url> <kind>
+    python -m tests.fault.killed_postgres_transaction <url> <kind> <seed> <random kills>
 
-test_postgres_transaction_kills.py runs it. It first forks two children for every message that an
-order sends to the server: one is killed right before the message is sent, the other right after it.
-Then it forks children that place one order after the other and are killed at a random moment. It
-prints what it killed as JSON.
+test_postgres_transaction_kills.py runs it. The first form forks two children for every message that
+an order sends to the server: one is killed right before the message is sent, the other right after
+it. It prints what it killed as JSON. The second form forks children that place one order after the
+other and are killed at a random moment.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def at_messages(url: str, kind: str) -> list[list[Any]]:
     return killed
 
 
-def at_moments(url: str, kind: str, seed: int, kills: int) -> int:
+def at_moments(url: str, kind: str, seed: int, kills: int) -> None:
     """Kill `kills` children at random moments."""
     chance = random.Random(seed)
     for number in range(kills):
@@ -179,16 +180,15 @@ def at_moments(url: str, kind: str, seed: int, kills: int) -> int:
         time.sleep(chance.uniform(0, LIFETIME_MAX_SECONDS))  # any moment must be right
         os.kill(pid, signal.SIGKILL)
         assert was_killed(pid), "it ran to its end"
-    return kills
 
 
-def main(url: str, kind: str, seed: int, kills: int) -> None:
-    killed = {
-        "at messages": at_messages(url, kind),
-        "at moments": at_moments(url, kind, seed, kills),
-    }
-    sys.stdout.write(json.dumps(killed) + "\n")
+def main(url: str, kind: str, *moments: str) -> None:
+    if moments:
+        seed, kills = map(int, moments)
+        at_moments(url, kind, seed, kills)
+        return
+    sys.stdout.write(json.dumps(at_messages(url, kind)) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(*sys.argv[1:])

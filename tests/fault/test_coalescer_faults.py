@@ -129,7 +129,7 @@ def call_in_thread(coalescer: Coalescer, command: Command) -> object:
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(2.0)
+    thread.join(60)
     return outcome[0] if outcome else None
 
 
@@ -222,5 +222,5 @@ def test_i11_an_interrupted_leader_leaves_no_thread_behind(
     InterruptedLeader(interrupt_main).run()
     left = [thread for thread in threading.enumerate() if thread not in before]
     for thread in left:
-        thread.join(1.0)
+        thread.join(60)
     assert not [thread for thread in left if thread.is_alive()]

@@ -23,8 +23,6 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.guarantees import Level
 from oncekey.engine.store_urls import blocking_store
 
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
-KILL_SECONDS = 60.0 if SOAK else 0.0  # no more kills are begun after this
 KILL_EVERY_SECONDS = 5.0
 KEYS = 60
 
@@ -75,33 +73,33 @@ def under_load(cluster: EtcdCluster, name: str) -> Iterator[Loads]:
     assert loads.commands.sync_store.guarantee.level is not Level.BEST_EFFORT
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.soak)])
 def test_i4_killed_leaders_lose_nothing_acknowledged_and_no_body_runs_twice(
-    cluster: EtcdCluster,
+    kills: int, cluster: EtcdCluster
 ) -> None:
-    kills = 0
-    with under_load(cluster, "killed leaders") as loads:
-        end = time.monotonic() + KILL_SECONDS
-        while kills == 0 or time.monotonic() < end:
-            next_kill = time.monotonic() + KILL_EVERY_SECONDS
+    with under_load(cluster, f"{kills} killed leaders") as loads:
+        for number in range(kills):
+            if number:
+                time.sleep(KILL_EVERY_SECONDS)
             leader = cluster.leader()
             leader.kill()
             loads.wait_for(KEYS // 3)  # the others have a leader
             leader.start()
-            kills += 1
-            if SOAK:
-                time.sleep(max(0.0, next_kill - time.monotonic()))
     report(f"{kills} leaders killed")
 
 
-def test_i4_a_paused_member_loses_nothing_and_no_body_runs_twice(cluster: EtcdCluster) -> None:
-    for member in (cluster.leader(), cluster.follower()) if SOAK else [cluster.leader()]:
-        with under_load(cluster, f"paused {member.name}") as loads:
-            member.pause()
-            try:
-                loads.wait_for(KEYS // 3)
-            finally:
-                member.resume()
-        cluster.wait_until_whole()
+@pytest.mark.parametrize("role", ["leader", pytest.param("follower", marks=pytest.mark.soak)])
+def test_i4_a_paused_member_loses_nothing_and_no_body_runs_twice(
+    role: str, cluster: EtcdCluster
+) -> None:
+    member = cluster.leader() if role == "leader" else cluster.follower()
+    with under_load(cluster, f"paused {role}") as loads:
+        member.pause()
+        try:
+            loads.wait_for(KEYS // 3)
+        finally:
+            member.resume()
+    cluster.wait_until_whole()
 
 
 def test_i4_a_leader_in_the_minority_acknowledges_nothing(cluster: EtcdCluster) -> None:

@@ -27,7 +27,7 @@ from oncekey.engine.blocking.once import Once
 
 LEASE = "3s"
 LEASE_SECONDS = 3.0
-RECOVERED_WITHIN_SECONDS = 30.0
+RECOVERED_WITHIN_SECONDS = 120.0
 PREFIX = "kills"
 
 

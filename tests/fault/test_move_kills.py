@@ -49,7 +49,7 @@ class Move:
 
     def kill(self, mode: str) -> list[tuple[int, str]]:
         command = [sys.executable, str(WORKER), mode, *self.where, str(self.effects)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         return [(number, side) for number, side in json.loads(done.stdout)["points"]]
 

@@ -1,13 +1,12 @@
 """kill -9 of consumers with an inbox, and of publishers: at every point, and at random moments.
 
 Each message is handled once and published under one id, whatever was killed: rows = messages
-published, without duplicates of an id (I1, I4, I10). ONCEKEY_SOAK=1 kills two hundred publishers.
+published, without duplicates of an id (I1, I4, I10). `make soak` kills two hundred publishers.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import sqlite3
@@ -29,14 +28,11 @@ from oncekey import Once
 from oncekey.queues.outbox import Outbox
 
 ROOT = Path(__file__).parents[2]
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
-KILLS = 200 if SOAK else 6
-MESSAGES = 1_000 if SOAK else 300
 GROUPS = 7
 LEASE = "300ms"
 PAUSE_SECONDS = 0.4  # longer than the lease
 LIFETIME_MAX_SECONDS = 0.15
-SEED = 20_261_117
+PATIENCE_SECONDS = 120
 
 
 def command(*arguments: str) -> list[str]:
@@ -109,31 +105,36 @@ def test_i1_a_process_killed_anywhere_handles_and_publishes_each_message_once(
     assert len({line.split()[1] for line in sent}) == len(keys)  # one id for each
 
 
+@pytest.mark.seeded
+@pytest.mark.parametrize(
+    ("messages", "faults"), [(150, 4), pytest.param(1_000, 200, marks=pytest.mark.soak)]
+)
 def test_publishers_killed_and_paused_at_random_lose_nothing_and_keep_the_order(
-    tmp_path: Path,
+    messages: int, faults: int, tmp_path: Path, seed: int
 ) -> None:
     url, path = database(), tmp_path / "published"
     clear(url)
     with Once(url) as once, psycopg.connect(url) as connection:
         outbox = Outbox(once)
-        for number in range(MESSAGES):
+        for number in range(messages):
             outbox.add(connection, "q", f"{number:05}", order_group=f"g{number % GROUPS}")
             if number % 10 == 0:
                 connection.commit()
         connection.commit()
-        chance = random.Random(SEED)
+        chance = random.Random(seed)
         publishers: list[subprocess.Popen[bytes]] = []
         try:
-            kills, added = 0, MESSAGES
-            while outbox.stats().waiting or kills < KILLS:
+            kills, added = 0, messages
+            while outbox.stats().waiting or kills < faults:
                 while len(publishers) < 2:
                     publishers.append(subprocess.Popen(command("publish", url, str(path), LEASE)))
                 before = len(lines(path))
                 processes.wait_until(
                     lambda: len(lines(path)) > before or not outbox.stats().waiting,  # noqa: B023
                     "something is published",
+                    PATIENCE_SECONDS,
                 )
-                if kills < KILLS and not outbox.stats().waiting:
+                if kills < faults and not outbox.stats().waiting:
                     outbox.add(connection, "q", f"{added:05}", order_group="g0")
                     connection.commit()
                     added += 1
@@ -152,7 +153,7 @@ def test_publishers_killed_and_paused_at_random_lose_nothing_and_keep_the_order(
             for publisher in publishers:
                 publisher.kill()
                 publisher.wait()
-    check_order(lines(path), minimum=MESSAGES)
+    check_order(lines(path), minimum=messages)
 
 
 def check_order(sent: list[str], minimum: int) -> None:

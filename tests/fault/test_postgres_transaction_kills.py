@@ -1,14 +1,13 @@
 """kill -9 in callers' own transactions on PostgreSQL: at every message, and at random moments.
 
 A killed process leaves both its rows and the finished key, or neither, and no lock to wait for (I1,
-I10). ONCEKEY_SOAK=1 kills five hundred processes.
+I10). `make soak` kills five hundred processes at random moments.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,63 +30,69 @@ from tests.support.servers import processes
 from oncekey import OperationFailed, Terminal
 
 ROOT = Path(__file__).parents[2]
-MOMENTS = 170 if os.environ.get("ONCEKEY_SOAK") else 10
-SEED = 20_260_115
+PATIENCE_SECONDS = 280
 SUCCEEDED, FAILED = 2, 3
 
-Kills = dict[str, dict[str, Any]]
+# kind -> [key, ending, side, number of the message]
+Kills = dict[str, list[list[Any]]]
 
 
 @pytest.fixture(scope="module")
 def killed() -> Kills:
-    """Kill processes of each kind, and wait until the server has ended their sessions."""
+    """Kill processes of each kind at every message."""
+    return {kind: json.loads(out) for kind, out in outputs_of_killers().items()}
+
+
+def outputs_of_killers(*moments: int) -> dict[str, str]:
+    """Run a parent of killed processes for each kind on empty tables, and return what they print.
+
+    The server has then ended the sessions of the killed processes.
+    """
     url = database()
     clear_tables()
     sessions = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
     before = set(query(sessions))
-    parents = {kind: start(url, kind) for kind in KINDS}
-    kills = {kind: result_of(parent) for kind, parent in parents.items()}
+    parents = {kind: start(url, kind, *map(str, moments)) for kind in KINDS}
+    outputs = {kind: output_of(parent) for kind, parent in parents.items()}
     processes.wait_until(
-        lambda: set(query(sessions)) <= before, "the server has ended their sessions"
+        lambda: set(query(sessions)) <= before,
+        "the server has ended their sessions",
+        PATIENCE_SECONDS,
     )
-    return kills
+    return outputs
 
 
-def start(url: str, kind: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        killed_postgres_transaction.__name__,
-        url,
-        kind,
-        str(SEED),
-        str(MOMENTS),
-    ]
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", killed_postgres_transaction.__name__, *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
-def result_of(parent: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = parent.communicate(timeout=280)
+def output_of(parent: subprocess.Popen[str]) -> str:
+    out, err = parent.communicate(timeout=PATIENCE_SECONDS)
     assert parent.returncode == 0, err
-    result: dict[str, Any] = json.loads(out)
-    return result
+    return out
 
 
-def test_i1_killed_processes_leave_a_finished_key_for_every_row(killed: Kills) -> None:
+def check_tables() -> None:
+    """Check that every row has its finished key, and that no key is held."""
     found = orders()
     assert len(found) == len(set(found)), "an order has two rows"
     counts = dict(query("SELECT state, count(*) FROM oncekey.records GROUP BY state"))
     assert counts.pop(SUCCEEDED, 0) == len(found)  # one finished key per row
     counts.pop(FAILED, None)
-    assert counts == {}  # no key is held
+    assert counts == {}
     assert advisory_locks() == []
+
+
+def test_i1_killed_processes_leave_a_finished_key_for_every_row(killed: Kills) -> None:
+    check_tables()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_i1_a_transaction_killed_before_its_commit_did_nothing(killed: Kills, kind: str) -> None:
     """Only the last message commits. If it was sent, the server may have read it or not."""
-    kills = killed[kind]["at messages"]
+    kills = killed[kind]
     last = {
         ending: max(n for _, e, _, n in kills if e == ending) for ending in ("returns", "refuses")
     }
@@ -111,8 +116,20 @@ def test_i1_a_transaction_killed_before_its_commit_did_nothing(killed: Kills, ki
 def test_i10_every_key_of_a_killed_process_runs_or_replays_at_once(
     killed: Kills, kind: str
 ) -> None:
-    endings = {key: ending for key, ending, _, _ in killed[kind]["at messages"]}
-    keys = {**endings, **{f"{kind} {number}": "returns" for number in range(MOMENTS + KEYS)}}
+    retry_all(kind, {key: ending for key, ending, _, _ in killed[kind]})
+
+
+@pytest.mark.seeded
+@pytest.mark.parametrize("kills", [3, pytest.param(170, marks=pytest.mark.soak)])
+def test_i1_processes_killed_at_random_moments_leave_all_or_nothing(kills: int, seed: int) -> None:
+    outputs_of_killers(seed, kills)
+    check_tables()
+    for kind in KINDS:
+        retry_all(kind, {f"{kind} {number}": "returns" for number in range(kills + KEYS)})
+
+
+def retry_all(kind: str, keys: dict[str, str]) -> None:
+    """Run every key again: it replays if it has a row, and runs otherwise."""
 
     async def retry(caller: Caller) -> None:
         before = set(orders())
@@ -131,11 +148,6 @@ def test_i10_every_key_of_a_killed_process_runs_or_replays_at_once(
         assert advisory_locks() == []
 
     asyncio.run(with_caller(kind, retry))
-
-
-def test_enough_processes_were_killed(killed: Kills) -> None:
-    kills = sum(len(kind["at messages"]) + kind["at moments"] for kind in killed.values())
-    assert kills >= (500 if MOMENTS > 100 else 60)
 
 
 async def with_caller(kind: str, check: Any) -> None:

@@ -9,7 +9,6 @@ is filled up first, so that nothing more reaches it.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -21,7 +20,6 @@ from tests.support.servers.redis_server import DURABLE
 from oncekey.core.guarantees import Level
 from oncekey.engine.store_urls import blocking_store
 
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 KEYS = 300
 FILLER_BYTES = 1_000_000
 FILLERS = 24  # more than the kernel holds back for a receiver that does not read
@@ -59,7 +57,7 @@ def tidy() -> Iterator[None]:
     gc.collect()
 
 
-LAG = [True, False] if SOAK else [True]
+LAG = [True, pytest.param(False, marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize("lags", LAG)

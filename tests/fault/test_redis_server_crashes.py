@@ -29,11 +29,10 @@ from oncekey.core.guarantees import Level
 from oncekey.core.record import State
 from oncekey.engine.store_urls import blocking_store
 
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
-CRASHES = 20 if SOAK else 4
 KEYS = 300  # the fewest that are acknowledged between two crashes
-CONFIRMED_WITHIN_MS = 10_000
+CONFIRMED_WITHIN_MS = 60_000
 CUT_KEYS = 50
+ENDLESS_US = 1_000_000_000
 
 
 def report(line: str) -> None:
@@ -59,14 +58,19 @@ def run(server: RedisServer, crashes: int) -> tuple[StoreLoad, list[str]]:
 PROGRAMS = {"valkey": valkey_program, "redis": redis_program}
 
 
-@pytest.mark.parametrize("name", PROGRAMS if SOAK else ["valkey"])
-def test_i4_a_killed_node_with_a_synced_file_loses_nothing_acknowledged(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "crashes"),
+    [("valkey", 3), *(pytest.param(name, 20, marks=pytest.mark.soak) for name in PROGRAMS)],
+)
+def test_i4_a_killed_node_with_a_synced_file_loses_nothing_acknowledged(
+    name: str, crashes: int
+) -> None:
     with require(lambda: RedisServer(PROGRAMS[name](), settings=DURABLE)) as server:
-        load, found = run(server, CRASHES)
-    report(f"{CRASHES} kills: {len(load.acknowledged)} claims, {len(load.finished)} finishes")
+        load, found = run(server, crashes)
+    report(f"{crashes} kills: {len(load.acknowledged)} claims, {len(load.finished)} finishes")
     assert load.wrong_replies == []
     assert found == []
-    assert len(load.finished) > CRASHES * KEYS // 4
+    assert len(load.finished) > crashes * KEYS // 4
     assert load.sync_store.guarantee.level is not Level.BEST_EFFORT
     assert load.async_store.guarantee.level is not Level.BEST_EFFORT
 
@@ -100,6 +104,16 @@ class PowerSwitch:
             self.confirmed = length
         return bool(local)
 
+    def hold_syncs(self) -> None:
+        """Have the server fsync no more: it does not while a child of it saves, which never ends.
+
+        Otherwise the second of everysec may be over just before the power is cut.
+        """
+        with self.server.client() as client:
+            client.config_set("no-appendfsync-on-rewrite", "yes")
+            client.config_set("rdb-key-save-delay", ENDLESS_US)
+            client.bgsave()
+
     def cut(self) -> None:
         # What was written since is lost at the latest, and with always nothing is unconfirmed.
         everything = self.is_confirmed()
@@ -127,6 +141,8 @@ def test_a_finish_survives_a_loss_of_power_only_if_the_file_is_always_synced(pol
         fences = [reply.fence for reply in store.apply(claims) if isinstance(reply, Claimed)]
         if policy != "no":
             assert switch.is_confirmed(within_ms=CONFIRMED_WITHIN_MS)
+        if policy == "everysec":
+            switch.hold_syncs()
         pairs = zip(claims, fences, strict=True)
         finishes = [Finish(one.id, one.owner, fence, State.SUCCEEDED, b"1") for one, fence in pairs]
         assert store.apply(finishes) == [Done()] * CUT_KEYS

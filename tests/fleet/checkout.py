@@ -79,6 +79,7 @@ async def checkout(request: Request) -> JSONResponse:
     except httpx.HTTPError as error:
         # A service was unavailable for longer than the retries last: the client must try again.
         return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
+    common.die_once(NAME)  # every step is done, and the outcome of the request is not stored
     return JSONResponse({"order": order["order"], **ids, "receipt": receipt["id"]}, 201)
 
 

@@ -8,6 +8,7 @@ unique column but the row's number, so an effect that happens twice leaves two r
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +19,7 @@ from oncekey.core.events import Event
 
 SERVICES: Final = ("inventory", "payments", "notifications", "checkout")
 LEDGERS: Final = {"inventory": "reservation", "payments": "charge", "notifications": "receipt"}
-LEASE: Final = "2s"
+LEASE: Final = "1s"
 WAIT: Final = "5s"
 BUSY_SECONDS: Final = 30
 LAST_ORDER_FILE: Final = "last-order"  # the client waits for it before its last order
@@ -38,6 +39,22 @@ def folder() -> Path:
 
 def sabotage() -> str:
     return os.environ.get("FLEET_SABOTAGE", "")
+
+
+def die_once(process: str) -> None:
+    """Kill this process here, the first time that it comes here, in a fleet with forced kills."""
+    if not os.environ.get("FLEET_DIES"):
+        return
+    try:
+        death_mark(folder(), process).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def death_mark(fleet: Path, process: str) -> Path:
+    """Return the file that shows that a process has died where it should."""
+    return fleet / f"{process}.died"
 
 
 def port_of(service: str) -> int:

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,33 +24,31 @@ from typing import Self
 
 from tests.fleet import common
 from tests.support.servers import Gunicorn, HttpServer, Proxy, ServerFailed, Uvicorn
-from tests.support.servers.processes import User, launch, tail, wait_until
+from tests.support.servers.processes import User, free_port, launch, tail, wait_until
 
 ROOT = Path(__file__).parents[2]
 SHOPPER = "shopper"
 VICTIMS = (*common.SERVICES, SHOPPER)
 _BUSY_CHECKS_MAX = 200
-_STALL_SECONDS = 60
+_STALL_SECONDS = 120
 
 
 class LossyProxy(Proxy):
     """Loses responses at random: the request arrives, and the client gets a reset.
 
-    `loss` is the probability. The first response is lost in any case, unless `loss` is None.
+    `loss` is the probability. Responses are lost in any case until one was, unless `loss` is None.
     """
 
     def __init__(self, port: int, chance: random.Random, loss: float | None) -> None:
         super().__init__(port)
         self._chance = chance
         self._loss = loss
-        self._seen = 0
         self.lost = 0
 
     def wants_to_drop(self, request: bytes) -> bool:
         if self._loss is None or not request.startswith(b"POST "):
             return False
-        self._seen += 1
-        return self._seen == 1 or self._chance.random() < self._loss
+        return not self.lost or self._chance.random() < self._loss
 
     def count_drop(self) -> None:
         self.lost += 1
@@ -66,7 +66,13 @@ class Fleet:
         seed: int = 0,
         loss: float | None = 0.08,
         sabotage: str = "",
+        dies: bool = False,
     ) -> None:
+        """
+        loss       the probability that a response is lost, see LossyProxy
+        sabotage   how the fleet is broken, see common.py
+        dies       every process kills itself once, at the worst moment: see `die_once`
+        """
         self.folder = folder
         self.orders = orders
         self.chance = random.Random(seed)
@@ -76,6 +82,7 @@ class Fleet:
         self.proxies: dict[str, LossyProxy] = {}
         self._loss = loss
         self._env = {"FLEET_FOLDER": str(folder), "FLEET_SABOTAGE": sabotage}
+        self._env |= {"FLEET_DIES": "yes"} if dies else {}
         self._shopper: subprocess.Popen[bytes] | None = None
         self._stack = ExitStack()
 
@@ -84,7 +91,9 @@ class Fleet:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             for name in common.SERVICES:  # checkout is the last: it needs the ports of the others
-                self._serve(name, stack)
+                self._add(name, stack)
+            with ThreadPoolExecutor(len(self.servers)) as pool:
+                list(pool.map(lambda server: server.start(), self.servers.values()))
             stack.callback(self._stop_shopper)
             self._stack = stack.pop_all()
         return self
@@ -97,10 +106,13 @@ class Fleet:
     ) -> None:
         self._stack.close()
 
-    def _serve(self, name: str, stack: ExitStack) -> None:
+    def _add(self, name: str, stack: ExitStack) -> None:
         kind: type[HttpServer] = Gunicorn if name == "payments" else Uvicorn
         server = kind(f"tests.fleet.{name}:app", cwd=ROOT, env=self._env)
-        self.servers[name] = stack.enter_context(server)
+        server.port = free_port()
+        self.servers[name] = server
+        stack.callback(server.close)
+        stack.callback(server.kill)  # comes first: nobody waits for what still runs
         chance = random.Random(self.chance.random())
         proxy = LossyProxy(server.port, chance, self._loss)
         self.proxies[name] = stack.enter_context(proxy)
@@ -139,16 +151,16 @@ class Fleet:
         logs[SHOPPER] = tail(self.folder / "log")
         return "\n".join(f"--- {name}\n{text}" for name, text in logs.items())
 
-    def event_counts(self) -> Counter[str]:
-        """Return how often each kind of event happened, in all services."""
-        lines = [line for name in common.SERVICES for line in self._events(name)]
+    def event_counts(self, *services: str) -> Counter[str]:
+        """Return how often each kind of event happened, in all services or in those given."""
+        lines = [line for name in services or common.SERVICES for line in self._events(name)]
         return Counter(line.split()[0] for line in lines)
 
     def _events(self, name: str) -> list[str]:
         file = self.folder / f"{name}.events"
         return file.read_text().splitlines() if file.exists() else []
 
-    def _is_busy(self, name: str) -> bool:
+    def is_busy(self, name: str) -> bool:
         """True if an operation of a service has begun since its start, and has not ended."""
         running: set[str] = set()
         for kind, _, tag in map(str.split, self._events(name)):
@@ -180,6 +192,18 @@ class Fleet:
             self._maybe_cut_connections()
         (self.folder / common.LAST_ORDER_FILE).touch()
         self._wait(math.inf, end)
+
+    def wait_with_restarts(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
+        """Wait until the condition holds, and start each process again that has ended."""
+
+        def holds() -> bool:
+            for name, server in self.servers.items():
+                if not server.is_running:
+                    self.start(name)
+            self.start(SHOPPER)
+            return condition()
+
+        wait_until(holds, what, seconds)
 
     def _plan(self, kills: int) -> list[str]:
         """Return whom to kill: each process equally often, in random order."""
@@ -213,7 +237,7 @@ class Fleet:
         """Stop a server in the middle of an operation, so that its kill leads to a takeover."""
         for _ in range(_BUSY_CHECKS_MAX):
             server.signal(signal.SIGSTOP)
-            if self._is_busy("checkout"):
+            if self.is_busy("checkout"):
                 return
             server.signal(signal.SIGCONT)
             time.sleep(self.chance.uniform(0, 0.02))

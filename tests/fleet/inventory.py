@@ -52,6 +52,7 @@ async def reserve(
 ) -> dict[str, Any]:
     async with db.execute(common.INSERT, (order.order, order.cents)) as cursor:
         number = cursor.lastrowid
+    common.die_once(NAME)  # the row and the key are not committed
     if not TRANSACTIONAL:
         await db.commit()
     return common.row_id(NAME, number)

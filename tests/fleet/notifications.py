@@ -42,6 +42,7 @@ async def receipt(request: Request) -> JSONResponse:
             key = attempt.child_key("ledger")
             value = (await tx.run("ledger", key, insert, request=order)).value
         await db.commit()
+    common.die_once(NAME)  # the row is committed, and the outcome of the request is not
     return JSONResponse(value, 201)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -297,15 +298,16 @@ class StoreMachine(RuleBasedStateMachine):
         return self.store.history(id)
 
 
+@pytest.mark.seeded
 @pytest.mark.parametrize("name", STORES)
-def test_s1_a_store_does_what_the_machine_decides(name: str) -> None:
+def test_s1_a_store_does_what_the_machine_decides(name: str, seed: int) -> None:
     row = STORES[name]
     how = {
         "open_store": staticmethod(row.open),
         "shares_loop": name.startswith(("postgres", "redis")),
         "floor_bytes": row.floor_bytes,
     }
-    machine = type("Machine", (StoreMachine,), how)
+    machine = hypothesis.seed(seed)(type("Machine", (StoreMachine,), how))
     test = machine.TestCase  # type: ignore[attr-defined]
     test.settings = settings(
         max_examples=row.soak if SOAK else row.examples,

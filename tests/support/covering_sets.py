@@ -1,5 +1,6 @@
-"""Which tests `make test` leaves to `make soak`: those with the mark `soak`, most of a large
-matrix, and some of servers.
+"""Which tests `make test` leaves to `make soak`.
+
+They are those with the mark `soak`, most of a large matrix, and some of servers.
 
 A covering set of strength 1 has every value of every parameter, one of strength 2 every pair of
 values. A matrix of two parameters is thinned to strength 1, where the second parameter only says
@@ -35,8 +36,6 @@ THINNED = {
     "test_i1_a_transaction_killed_before_any_statement_leaves_all_or_nothing": 1,
     "tests/fault/test_store_faults.py::TestStoreFaults::"
     "test_i9_a_lost_reply_to_any_command_is_repeated_and_runs_nothing_twice": 2,
-    "tests/hammer/test_postgres_hammer.py::"
-    "test_the_hammer_finds_a_store_that_is_broken_on_purpose": 1,
     "tests/http/test_server_shutdown.py::"
     "test_i14_with_the_usual_grace_every_request_is_answered": 1,
     "tests/http/test_wsgi.py::test_i14_shutdown_waits_for_the_result_of_a_running_handler": 1,

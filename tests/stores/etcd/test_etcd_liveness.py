@@ -245,7 +245,7 @@ def test_i5_the_owner_stops_before_anybody_may_take_over() -> None:
         while not taken_over:
             reply = rival.send(claim(id, token("riv"), lease=2 * SECOND, retry_safe=True))
             taken_over = time.monotonic() if isinstance(reply, Claimed) else 0.0
-            assert time.monotonic() - before < 30
+            assert time.monotonic() - before < 120
         assert taken_over - before >= 2.0
     finally:
         silent.close()

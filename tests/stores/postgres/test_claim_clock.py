@@ -69,7 +69,7 @@ def test_a_lease_starts_when_the_claim_stops_waiting(waiting: WaitingClaim) -> N
         released_at = waiting.now()
         other.commit()
         with pytest.raises(StopIteration) as stop:
-            steps.send(asked.result(20))
+            steps.send(asked.result(60))
     (reply,) = stop.value.value
     assert isinstance(reply, Claimed)
     (met,) = database.records(KEY)
@@ -95,6 +95,6 @@ def test_a_claim_that_waited_too_long_is_not_made(waiting: WaitingClaim) -> None
         wait_until(lambda: waiting.now() > not_after, "its caller has left")
         other.commit()
         with pytest.raises(psycopg.Error) as refused:
-            asked.result(20)
+            asked.result(60)
     assert errors.sqlstate_of(refused.value) == "OK005"
     assert database.records(KEY) == before

@@ -58,7 +58,7 @@ def test_i14_an_owners_command_during_a_move_has_its_effect_after_it(ring: Ring,
     asked, session = ring.in_thread(ring.program.apply([command]))
     ring.wait_until_blocked(asked, session)
     sweeper.commit()
-    assert asked.result(20) == [Done()]
+    assert asked.result(60) == [Done()]
     record = ring.record(key.id)
     assert record is not None
     assert record.state is LEAVES.get(verb, State.ABSENT)
@@ -101,7 +101,7 @@ def test_i1_a_claim_of_a_moving_key_waits_and_finds_it(ring: Ring) -> None:
     asked, session = ring.in_thread(ring.program.apply([claim(key.id, token(), **TERMS)]))
     ring.wait_until_blocked(asked, session)
     sweeper.commit()
-    (reply,) = asked.result(20)
+    (reply,) = asked.result(60)
     assert isinstance(reply, Busy)
     assert ring.record(key.id) is not None
 
@@ -112,7 +112,7 @@ def test_i1_a_claim_of_a_removed_key_waits_and_is_a_first_claim(ring: Ring) -> N
     asked, session = ring.in_thread(ring.program.apply([claim(garbage.id, token(), **TERMS)]))
     ring.wait_until_blocked(asked, session)
     sweeper.commit()
-    (reply,) = asked.result(20)
+    (reply,) = asked.result(60)
     assert isinstance(reply, Claimed)
     assert (reply.attempt, reply.taken_over) == (1, False)
     assert reply.fence > garbage.fence  # I6: also across deletion
@@ -126,7 +126,7 @@ def test_i1_a_claim_of_a_new_key_waits_no_longer_than_the_move(ring: Ring) -> No
     asked, session = ring.in_thread(ring.program.apply([claim(new, token(), **TERMS)]))
     ring.wait_until_blocked(asked, session)
     sweeper.commit()
-    (reply,) = asked.result(20)
+    (reply,) = asked.result(60)
     assert isinstance(reply, Claimed)
 
 
@@ -154,7 +154,7 @@ def test_i5_a_takeover_and_a_move_of_its_record_are_serialized(ring: Ring) -> No
     asked, session = ring.in_thread(ring.program.apply([claim(key.id, token(), **again)]))
     ring.wait_until_blocked(asked, session)
     sweeper.commit()
-    (reply,) = asked.result(20)
+    (reply,) = asked.result(60)
     assert isinstance(reply, Claimed)
     assert reply.taken_over
     assert ring.apply(key.finish()) == [Lost()]
@@ -222,7 +222,7 @@ def _stalled_claim(ring: Ring) -> float:
     (reply,) = ring.run(ring.program.apply([claim(token(), token(), **TERMS)]), claimer)
     took = time.monotonic() - began
     assert isinstance(reply, Claimed)
-    assert sweeping.result(20) == 0
+    assert sweeping.result(60) == 0
     return took
 
 

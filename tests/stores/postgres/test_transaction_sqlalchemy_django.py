@@ -313,7 +313,7 @@ def test_each_thread_has_its_own_django_connection(open_callers: OpenCallers) ->
     async def scenario(caller: Caller) -> None:
         from django.db import connection, transaction
 
-        both = threading.Barrier(2, timeout=10)
+        both = threading.Barrier(2, timeout=60)
         replies: list[BaseException | None] = []
 
         def work(key: str) -> None:

@@ -29,8 +29,6 @@ from oncekey.core.store import Store
 from oncekey.stores.redis import AsyncRedisStore, RedisStore
 from oncekey.testing.contract.store_case import claim, sync_facade_of
 
-CALL_SECONDS = 5.0
-
 Opener = Callable[..., Any]
 
 
@@ -135,11 +133,9 @@ def test_i1_a_claim_that_a_frozen_server_finds_later_is_not_made(
     claimed(store, fresh())  # the server's clock is known now
     command = fresh()
     proxy.hold("requests")
-    begin = time.monotonic()
     with pytest.raises(StoreUnavailable, match=r"no answer|be reached") as caught:
         store.apply([command])
     assert caught.value.ambiguous
-    assert time.monotonic() - begin < CALL_SECONDS
     ends = time.monotonic() + 0.5
     wait_until(lambda: time.monotonic() > ends, "the claim is too late")
     proxy.resume()

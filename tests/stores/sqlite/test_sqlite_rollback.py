@@ -194,7 +194,7 @@ def test_operations_on_two_connections_run_at_the_same_time(once: Once, tmp_path
         def body(attempt: Any) -> int:
             thread = threading.Thread(target=elsewhere)
             thread.start()
-            thread.join(20)
+            thread.join(60)
             return 1
 
         with mine:

@@ -27,7 +27,7 @@ from oncekey.stores.sql_files import load_queries
 
 _PACKAGE: Final = "oncekey.stores.postgres"
 _BETWEEN: Final = "\n--8<--\n"
-_SESSION: Final = "-c lock_timeout=0 -c statement_timeout=20s"
+_SESSION: Final = "-c lock_timeout=0 -c statement_timeout=120s"
 # A ring that is large enough for the races, with a boundary between EARLY and LATE.
 PLAIN: Final = Layout("races")
 RING: Final = Layout("races on a ring", 12, 1_500)

@@ -32,7 +32,7 @@ from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.statements import Statement
 
 _GLANCE_SECONDS = 0.001
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 120.0
 
 
 class Disagreement(Exception):

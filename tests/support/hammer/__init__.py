@@ -17,7 +17,7 @@ it finds something, it is also run on stores that are broken on purpose, and on 
     saboteurs       stores that are broken on purpose
 
 How to run it. `python -m tests.support.hammer --store sqlite:////tmp/keys.db --seconds 60` prints
-counts and violations as JSON; `pytest tests/hammer` runs it for seconds, with ONCEKEY_SOAK=1 for a
+counts and violations as JSON; `pytest tests/hammer` runs some rounds of it, with ONCEKEY_SOAK=1 a
 minute. In code: `report = run_hammer(HammerPlan("sqlite:////tmp/keys.db", seconds=60))`.
 """
 

@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("--store", help="a store's URL, e.g. sqlite:////tmp/keys.db")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--processes", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sabotage", choices=sorted(SABOTEURS), default="")
     options = parser.parse_args()
     if options.plan:
@@ -27,6 +28,7 @@ def main() -> int:
             seconds=options.seconds,
             processes=options.processes,
             sabotage=options.sabotage,
+            seed=options.seed,
         )
     else:
         parser.error("give --store or --plan")

@@ -33,14 +33,20 @@ from oncekey.engine.store_urls import blocking_store
 SWEEP_PAUSE_SECONDS = 0.02
 SWEEP_LIMIT = 50
 STORE_TRIES = 20
+OVER = "over"  # the file that tells the sweeper that all workers have ended
 
 
 @dataclass(frozen=True, slots=True)
 class HammerPlan:
-    """What to run: `store` is a URL, durations are in microseconds."""
+    """What to run: `store` is a URL, durations are in microseconds.
+
+    A run ends after `seconds`, or when every worker has done its rounds, if there are any. So a
+    short run does the same work on a busy machine, and takes longer.
+    """
 
     store: str
     seconds: float = 8.0
+    rounds: int = 0
     processes: int = 16
     keys: int = 40
     lease: int = 30_000
@@ -97,14 +103,16 @@ def run_here(plan: HammerPlan) -> HammerReport:
                     failures.append(f"the sweeper ended with {code}")
                 continue
             living.pop(pid)
-            if code == CRASHED and time.monotonic() < end:
+            is_over = time.monotonic() >= end or (plan.rounds and started >= plan.processes * 2)
+            if code == CRASHED and not is_over:
                 living[_start(plan, logs, started, end)] = started
                 started += 1
             elif code not in (0, CRASHED):
                 failures.append(f"a worker ended with {code}")
+        (logs / OVER).touch()
         if sweeper and os.waitstatus_to_exitcode(os.waitpid(sweeper, 0)[1]):
             failures.append("the sweeper failed")
-        entries, counts = read_logs(logs.iterdir())
+        entries, counts = read_logs(logs.glob("*.jsonl"))
         report = check(entries, counts, plan.keep)
         return HammerReport(report.counts, failures + report.violations)
 
@@ -155,16 +163,17 @@ def _start(plan: HammerPlan, logs: Path, number: int, end: float) -> int:
     def work() -> None:
         log = Log(logs / f"{number}.jsonl")
         if number < 0:
-            _sweep(plan, log, end)
+            _sweep(plan, log, lambda: time.monotonic() >= end or (logs / OVER).exists())
         else:
-            Worker(_open(plan), log, plan.load, plan.seed * 10_000 + number).run_until(end)
+            worker = Worker(_open(plan), log, plan.load, plan.seed * 10_000 + number)
+            worker.run_until(end, plan.rounds)
 
     return _fork(work)
 
 
-def _sweep(plan: HammerPlan, log: Log, end: float) -> None:
+def _sweep(plan: HammerPlan, log: Log, is_over: Callable[[], bool]) -> None:
     store = _open(plan)
-    while time.monotonic() < end:
+    while not is_over():
         try:
             log.count("swept", store.sweep(SWEEP_LIMIT))
             log.count("sweeps")

@@ -121,3 +121,11 @@ SABOTEURS = {
         EveryoneIsRetrySafe,
     )
 }
+# The rule of the checker that each broken store must violate, among others.
+CAUGHT_AT = {
+    "FinishWithoutOwner": "i2_",
+    "StealsLeases": "i5_leases_never_overlap",
+    "ForgetsEarly": "i4_what_was_stored_stays",
+    "BlindToRequests": "i7_mismatch_exactly_when_it_differs",
+    "EveryoneIsRetrySafe": "i1_every_run_has_its_reason",
+}

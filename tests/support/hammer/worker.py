@@ -6,6 +6,7 @@ its caller sees it, too: each body, and each result.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -84,7 +85,7 @@ class Load:
 
 
 class Worker:
-    """Works on random keys until its time is over."""
+    """Works on random keys until its time is over, or its rounds are."""
 
     def __init__(self, store: Store, log: Log, load: Load, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -98,8 +99,11 @@ class Worker:
             policy=Policy(lease=f"{load.lease}us", keep=f"{load.keep}us", audit=f"{load.audit}us"),
         )
 
-    def run_until(self, end: float) -> None:
-        while time.monotonic() < end:
+    def run_until(self, end: float, rounds: int = 0) -> None:
+        """Work until `end`; if `rounds` are given, for so many at the most."""
+        for _ in range(rounds) if rounds else itertools.count():
+            if time.monotonic() >= end:
+                return
             key = f"key {self.dice.randrange(self.load.keys)}"
             chance = self.dice.random()
             if chance < self.load.through_once:

@@ -15,6 +15,7 @@ from tests.support.mutants.source_tree import ROOT, source_tree
 from tests.support.mutants.sql_mutants import SQLMutant
 
 STORE_TESTS = "tests/contract/test_store_contract.py"
+POSTGRES_TESTS = "tests/contract/test_postgres_store_contract.py"
 ENGINE_TESTS = "tests/contract/test_engine_contract.py"
 CHEAP_TESTS = "tests/support/mutants/contract_rows.py"
 TEST_TIMEOUT_SECONDS = 20
@@ -41,7 +42,7 @@ class ContractRun:
 def run_rows(mutant: Mutant | SQLMutant | None, rows: Sequence[str]) -> ContractRun:
     """Run both contracts of these rows, as `make test` does."""
     chosen = " or ".join(f"({row} and not moving)" for row in rows)
-    return _run(mutant, [STORE_TESTS, ENGINE_TESTS, "-k", chosen])
+    return _run(mutant, [STORE_TESTS, POSTGRES_TESTS, ENGINE_TESTS, "-k", chosen])
 
 
 def run_tests(mutant: Mutant | SQLMutant | None, ids: Sequence[str]) -> ContractRun:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tests.support.mutants.contract_tool import CHEAP_TESTS, STORE_TESTS, ContractRun, run_tests
+from tests.support.mutants.contract_tool import CHEAP_TESTS, POSTGRES_TESTS, ContractRun, run_tests
 from tests.support.mutants.core_mutants import MUTANTS, Mutant
 from tests.support.mutants.sql_mutants import M11, SQLMutant
 
@@ -41,7 +41,7 @@ class Expected:
     def test_id(self) -> str:
         """The test as pytest names it."""
         name = f"{self.test}[{self.case}]" if self.case else self.test
-        file = STORE_TESTS if self.suite == "TestStoreContract" else CHEAP_TESTS
+        file = POSTGRES_TESTS if self.suite == "TestStoreContract" else CHEAP_TESTS
         return f"{file}::{self.suite}::{name}"
 
 
