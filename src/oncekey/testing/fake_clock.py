@@ -91,7 +91,7 @@ class FakeClock:
         for timer in due:
             timer.start()
 
-    def wait_until_due(self, within: int, count: int = 1, timeout: float = 10.0) -> None:
+    def wait_until_due(self, within: int, count: int = 1, timeout: float = 60.0) -> None:
         """Blocks until `count` threads or timers wait that `advance(within)` would wake."""
 
         def enough() -> bool:
