@@ -18,7 +18,7 @@ from tests.support.servers import processes, run_reaper
 from tests.support.servers.run_folders import MEMORY
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 120
+SECONDS = 300
 WORKERS, ALONE = "-n2", "-pno:xdist"
 Ending = Callable[["subprocess.Popen[bytes]"], None]
 
@@ -72,6 +72,7 @@ def shared_memory_of(pids: list[int]) -> list[str]:
     return files + [line for line in segments if int(line.split()[4]) in pids]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="processes are found in /proc")
 @pytest.mark.parametrize(
     ("options", "tests", "end"),
