@@ -23,7 +23,7 @@ from oncekey.engine.blocking import coalescer as module
 from oncekey.engine.blocking.coalescer import Apply, Coalescer, _Ticket
 from oncekey.testing.contract.engine_case import wait_until_true
 
-TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 TRACED = (module.__file__, batch.__file__)
 PLACES_MAX = 500
 ROLES = ["leads alone", "leads others", "follows", "follows last"]

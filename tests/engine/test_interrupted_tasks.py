@@ -26,7 +26,7 @@ from oncekey.testing.sync_facade import yield_until
 SOAK = os.environ.get("ONCEKEY_SOAK") == "1"
 PLACES_MAX = 5_000
 PLACES_MIN = 50
-PATIENCE = 5
+PATIENCE = 60  # only what will never come takes as long
 
 
 class Body:
