@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -102,10 +101,5 @@ class RabbitQueues:
         session = self._consumer._broker._session
         if session is None or session.program.unsettled:
             return False
-        channel = self._channel
-        return not waiting(channel, queue) and not delayed(channel, queue)
-
-    @functools.cached_property
-    def _channel(self) -> Any:
-        """A channel for questions; its connection ends with the process."""
-        return pika.BlockingConnection(pika.URLParameters(self._url)).channel()
+        with channel_to(self._url) as channel:
+            return not waiting(channel, queue) and not delayed(channel, queue)
