@@ -97,9 +97,13 @@ class RabbitQueues:
         return is_empty and was_empty
 
     def _is_empty(self, queue: str) -> bool:
-        """What is cheap to know is asked first: the delays are many queues."""
+        """What is cheap to know is asked first, since the delays are many queues. Then all is asked
+        in the order in which a message moves, so that none is missed on its way."""
         session = self._consumer._broker._session
         if session is None or session.program.unsettled:
             return False
         with channel_to(self._url) as channel:
-            return not waiting(channel, queue) and not delayed(channel, queue)
+            if waiting(channel, queue):
+                return False
+            left = delayed(channel, queue) + waiting(channel, queue)
+        return not left and not session.program.unsettled
