@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -40,6 +41,11 @@ settings.load_profile("proof")
 # killed here, machines are not, and thousands of tests would wait for a disk. The run begins here,
 # in the process that starts the others, so that all of them have its folders and its reaper.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(processes.memory_scratch()))
+
+# A run in the background of a shell inherits that Ctrl-C is ignored, and so would every program
+# that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -5,7 +5,6 @@ It draws lots, so it judges safety alone; whether a kill has met a running task 
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections import Counter
@@ -59,15 +58,14 @@ class Workers:
             worker.kill()
             self._running[self._running.index(worker)] = self._start()
         elif choice == "child":
-            os.kill(self._dice.choice(children), signal.SIGKILL)
+            processes.send_if_there(self._dice.choice(children), signal.SIGKILL)
         else:
             self._paused.append(self._dice.choice(children))
-            os.kill(self._paused[-1], signal.SIGSTOP)
+            processes.send_if_there(self._paused[-1], signal.SIGSTOP)
 
     def wake(self) -> None:
         for pid in self._paused:
-            if processes.is_running(pid):
-                os.kill(pid, signal.SIGCONT)
+            processes.send_if_there(pid, signal.SIGCONT)
         self._paused.clear()
 
     def stop(self) -> None:

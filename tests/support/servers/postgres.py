@@ -6,7 +6,6 @@ not know oncekey's tables or any test.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -136,13 +135,13 @@ class Postgres:
 
         Connections stay open and requests arrive, but nothing replies.
         """
-        for pid in self.pids():
-            os.kill(pid, signal.SIGSTOP)
+        assert self._process is not None
+        self._process.freeze()
 
     def thaw(self) -> None:
         """Let the processes continue with the requests that have arrived."""
-        for pid in reversed(self.pids()):
-            os.kill(pid, signal.SIGCONT)
+        assert self._process is not None
+        self._process.thaw()
 
     def restart(self, mode: StopMode = "fast") -> None:
         self.stop(mode)

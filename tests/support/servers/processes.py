@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -219,6 +219,18 @@ class Process:
     def send(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
+    def freeze(self) -> None:
+        """Stop the server and its children, as when their machine hangs."""
+        self.send(signal.SIGSTOP)  # first: a stopped process starts no more children
+        for pid in children_of(self.pid):
+            send_if_there(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on with what has arrived."""
+        for pid in children_of(self.pid):
+            send_if_there(pid, signal.SIGCONT)
+        self.send(signal.SIGCONT)
+
     def end(self, number: signal.Signals, seconds: float = 30) -> None:
         """Send a signal that asks the server to end, and kill it after `seconds`."""
         children = children_of(self.pid)
@@ -235,7 +247,7 @@ class Process:
             self.popen.send_signal(signal.SIGSTOP)  # a stopped process starts no more children
             children = children_of(self.pid)
             for pid in children:
-                _kill(pid)
+                send_if_there(pid, signal.SIGKILL)
             self.popen.kill()
             self.popen.wait()
             self._wait_until_gone(children)
@@ -258,11 +270,10 @@ class Process:
             time.sleep(_PAUSE_SECONDS)
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # the process has ended by itself
+def send_if_there(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may have ended by itself."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def launch(
