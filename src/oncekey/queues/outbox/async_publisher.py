@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.clock import Clock, SystemClock
-from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker_faults import answered
 from oncekey.queues.outbox.outbox_table import outbox_store
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.publisher_base import PublisherBase
 from oncekey.queues.outbox.publisher_flow import Effect, Send, Wait
-from oncekey.queues.outbox.senders import CANCELLED, AsyncSender, sender_of
+from oncekey.queues.outbox.senders import AsyncSender, sender_of
 from oncekey.stores.outbox_commands import AsyncOutboxStore
 
 T = TypeVar("T")
@@ -92,12 +92,7 @@ class AsyncOutboxPublisher(PublisherBase):
             return None
         if isinstance(effect, Send):
             try:
-                return await self._sender.send(effect.messages)
+                return await answered(self._sender.send(effect.messages))
             except Exception as error:
                 return error
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                return BrokerUnavailable(CANCELLED)
         return await self._store.outbox(effect)

@@ -14,6 +14,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import Settled
+from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redis_streams.redis_clients import (
@@ -77,7 +78,9 @@ class RedisStreamBroker:
                 return stop.value
             try:
                 result = self._perform(effect)
-            except ERRORS as error:
+            except Exception as error:
+                if not isinstance(error, ERRORS) and self._is_own:
+                    self._client.close()  # what it has in its pool may be half read
                 raise _translated(error, self.program) from error
 
     def _perform(self, effect: StreamEffect) -> Any:
@@ -140,7 +143,11 @@ class AsyncRedisStreamBroker:
                 return stop.value
             try:
                 result = await self._perform(effect)
-            except ERRORS as error:
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
+                if not isinstance(error, ERRORS) and self._is_own:
+                    await self._client.aclose()  # what it has in its pool may be half read
                 raise _translated(error, self.program) from error
 
     async def _perform(self, effect: StreamEffect) -> Any:
