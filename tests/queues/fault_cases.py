@@ -16,6 +16,7 @@ import redis.asyncio
 from aio_pika.tools import CallbackCollection
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.adapters.select_connection import IOLoop
+from tests.queues import sqs_queues
 from tests.queues.client_errors import errors_of
 from tests.queues.client_seams import Seam
 from tests.queues.kafka_queues import KafkaQueues
@@ -161,7 +162,7 @@ def aiokafka_case(patch: pytest.MonkeyPatch) -> FaultCase:
     refusals = {"receive": frozenset({"NoOffsetForPartitionError"})}
     return FaultCase(
         True,
-        _Topics(kafka_servers.kafka_mock().client),
+        _Topics(kafka_servers.quick_kafka_mock().client),
         ("aiokafka.errors",),
         _watch_aiokafka,
         calls,
@@ -220,7 +221,8 @@ class _WatchedSqs(SqsQueues):
         return AsyncSQSConsumer(once, handler, queue, client=watched, **options)
 
 
-def _sqs_case(is_async: bool) -> FaultCase:
+def _sqs_case(patch: pytest.MonkeyPatch, is_async: bool) -> FaultCase:
+    patch.setattr(sqs_queues, "WAITING_MAX", 1_000)  # a consumer that has ended takes none of them
     queues = _WatchedSqs(sqs().options())
 
     def watch(seam: Seam) -> None:
@@ -278,8 +280,8 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], FaultCase]] = {
     "rabbitmq-aio-pika": aio_pika_case,
     "kafka-confluent": confluent_case,
     "kafka-aiokafka": aiokafka_case,
-    "sqs-boto3": lambda patch: _sqs_case(is_async=False),
-    "sqs-aiobotocore": lambda patch: _sqs_case(is_async=True),
+    "sqs-boto3": lambda patch: _sqs_case(patch, is_async=False),
+    "sqs-aiobotocore": lambda patch: _sqs_case(patch, is_async=True),
     "redis-sync": lambda patch: _redis_case(patch, is_async=False),
     "redis-async": lambda patch: _redis_case(patch, is_async=True),
 }

@@ -33,7 +33,7 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import describe
 from oncekey.queues.queue_message import Message
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 START = "start"  # the phase until the queue's facts are known
 OPTIONS: dict[str, Any] = {
     "name": "shipping",
@@ -89,6 +89,11 @@ class FaultedConsumer:
     def is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def is_ending(self) -> bool:
+        """True if it has ended, or waits for a handler before it does."""
+        return not self.is_alive or getattr(self.consumer, "_error", None) is not None
+
     def stop(self) -> None:
         if self._loop is None:
             self.consumer.stop()
@@ -131,7 +136,8 @@ class FaultedConsumer:
         """Send orders whose handler returns, or raises for good, raises once, or waits for
         `release`."""
         orders = [next(self._orders) for _ in range(count)]
-        self.release.clear()
+        if kind == "held":
+            self.release.clear()
         bodies = [json.dumps({"order": order, "kind": kind}) for order in orders]
         self.case.queues.send(self._queue, bodies)
         self.sent.update(orders)

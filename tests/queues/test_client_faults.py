@@ -148,13 +148,16 @@ def fail_with_all(run: FaultedConsumer, kind: str, errors: list[BaseException]) 
     elif kind == "open" or label not in run.seam.labels["ok"]:
         disconnect(run)
     while True:
-        run.wait(lambda: run.seam.is_spent or not run.is_alive, "all of them were raised")
-        if run.is_alive:
+        run.wait(lambda: run.seam.is_spent or run.is_ending, "all of them were raised")
+        if not run.is_ending:
             break
+        run.release.set()
         if run.has_begun:
             run.check_refusal()
             refused.add(type(errors[-1 - run.seam.left()]).__name__)
         run.start("again")
+        if kind == "extend":
+            run.send("held")
     run.release.set()
     lines = "\n".join(run.log.lines)
     unnamed = {type(error).__name__ for error in errors if not is_named(error, lines)}
