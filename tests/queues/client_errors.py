@@ -73,5 +73,4 @@ def is_named(error: BaseException, lines: str) -> bool:
     """True if log lines say which error it was: by its text, or by its class."""
     if isinstance(error, asyncio.CancelledError):
         return "has cancelled it" in lines or "CancelledError" in lines
-    text = str(error)
-    return type(error).__name__ in lines or (bool(text) and text in lines)
+    return type(error).__name__ in lines or (str(error) or repr(error)) in lines

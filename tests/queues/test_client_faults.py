@@ -8,10 +8,11 @@ made must fail once.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from tests.queues.client_errors import is_named
+from tests.queues.client_errors import ANY, is_named
 from tests.queues.fault_cases import CASES, FaultCase
 from tests.queues.faulted_consumer import START, FaultedConsumer, faulted
 
@@ -19,6 +20,7 @@ from tests.queues.faulted_consumer import START, FaultedConsumer, faulted
 WORK = ("ok", "dead", "held", "retried")
 RECONNECT, STOP = "reconnect", "stop"
 PHASES = (*WORK, RECONNECT, STOP, START)
+SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 
 # A client whose own `close` has failed leaves its sockets to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -165,6 +167,18 @@ def fail_with_all(run: FaultedConsumer, kind: str, errors: list[BaseException]) 
     return refused
 
 
+def share_of(case: FaultCase, kind: str) -> list[BaseException]:
+    """The errors that calls of a kind fail with: all of them where something is received, and in
+    `make soak`; else those that any client may raise, and some of the library's own, so that the
+    other kinds have each of these between them."""
+    errors = case.errors()
+    others = [each for each in case.calls if each != "receive"]
+    if kind == "receive" or SOAK:
+        return errors
+    first = others.index(kind)
+    return [*errors[: len(ANY)], *errors[len(ANY) + first :: len(others)]]
+
+
 def test_each_exception_of_the_library_may_be_raised(
     case: FaultCase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -175,7 +189,32 @@ def test_each_exception_of_the_library_may_be_raised(
         run.send()
         run.wait_until_all_done()
         run.wait(lambda: not run.consumer.in_hand, "all are settled")
-        refused = {kind: fail_with_all(run, kind, case.errors()) for kind in case.calls}
-        assert refused == {kind: set(case.refusals.get(kind, ())) for kind in case.calls}
+        for kind in case.calls:
+            errors = share_of(case, kind)
+            names = {type(error).__name__ for error in errors}
+            refused = fail_with_all(run, kind, errors)
+            assert refused == names & case.refusals.get(kind, frozenset()), kind
         run.send()
         run.wait_until_all_done()
+
+
+@pytest.mark.soak
+def test_each_call_may_fail_with_each_exception(
+    case: FaultCase, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The product: what a call means decides what an exception of it means, so some of them end the
+    consumer; never without a word."""
+    with faulted(case, monkeypatch, tmp_path) as run:
+        for label, phase in sorted(record(run).items(), key=_by_phase):
+            for error in case.errors() if phase in WORK else ():
+                if not run.is_alive:
+                    run.start()
+                run.seam.fail(label, error)
+                run.case.provoke()
+                run.send(phase)
+                run.wait(lambda: run.seam.is_spent or run.is_ending, f"{label} has failed")
+                run.release.set()
+                if type(error).__name__ not in case.answers:
+                    run.check_named(error)
+                if run.is_ending:
+                    run.check_refusal()
