@@ -27,9 +27,9 @@ def classes_of(*modules: str) -> list[type[Exception]]:
     for name in modules:
         package = name.partition(".")[0]
         for value in vars(importlib.import_module(name)).values():
-            if isinstance(value, type) and issubclass(value, Exception):
-                if value.__module__.startswith((package, "aiormq")):
-                    found.update(dict.fromkeys(_with_subclasses(value)))
+            is_error = isinstance(value, type) and issubclass(value, Exception)
+            if is_error and value.__module__.startswith(package):
+                found.update(dict.fromkeys(_with_subclasses(value)))
     return sorted(found, key=lambda each: f"{each.__module__}.{each.__qualname__}")
 
 
@@ -44,6 +44,7 @@ def made(cls: type[BaseException], text: str) -> BaseException:
     """An error of this class; its text is in it if the class takes one."""
     returned = Basic.Return(0, text, "", text)
     delivered = SimpleNamespace(delivery=returned)
+    arguments: Any
     for arguments in (
         *((text,), (0, text), ([],), (text, text, text)),
         *((delivered, returned), ("1 127.0.0.1:1",), (KafkaError(-1, text),), ()),
@@ -57,7 +58,7 @@ def made(cls: type[BaseException], text: str) -> BaseException:
         return cls(**dict.fromkeys(fields, text))
     response: Any = {"Error": {"Code": text, "Message": text}, "ResponseMetadata": {}}
     with contextlib.suppress(Exception):
-        return cls(response, "ReceiveMessage")  # type: ignore[call-arg]
+        return cls(response, "ReceiveMessage")
     raise AssertionError(f"nobody knows how to make a {cls}")
 
 

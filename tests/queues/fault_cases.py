@@ -1,5 +1,5 @@
-"""The brokers whose client libraries fail in test_client_faults.py: how each is watched, and which of
-its calls stand for receiving, settling, extending and opening."""
+"""The brokers whose client libraries fail in test_client_faults.py: how each is watched, and which
+of its calls stand for receiving, settling, extending and opening."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from oncekey.queues.kafka import (
     partition_work,
 )
 from oncekey.queues.kafka.aiokafka_consumer import AsyncKafkaConsumer
+from oncekey.queues.rabbitmq import pika_session
 from oncekey.queues.redis_streams import stream_program
 from oncekey.queues.redis_streams.stream_scripts import NAMES, script
 from oncekey.queues.sqs import AsyncSQSConsumer
@@ -92,6 +93,7 @@ def pika_case(patch: pytest.MonkeyPatch) -> FaultCase:
         "settle": "BlockingChannel.basic_ack",
         "open": "BlockingConnection()",
     }
+    patch.setattr(pika_session, "_IDLE_S", 0.1)  # a thread that is not woken looks around after it
     queues = RabbitQueues(rabbitmq().url)
     return FaultCase(False, queues, ("pika.exceptions",), _watch_pika, calls, cut="settle")
 
@@ -137,6 +139,7 @@ def _hurry_kafka(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(partition_work, "FORWARD_RETRY_S", 0.01)
     for module in (confluent_member, aiokafka_broker):
         patch.setattr(module, "COMMIT_RETRY_S", 0.01)
+        patch.setattr(module, "POLL_S", 0.01)
 
 
 def _watch_confluent(seam: Seam) -> None:

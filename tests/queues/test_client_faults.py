@@ -1,14 +1,15 @@
 """The contract of every broker: whatever its client library raises, at whichever call, the consumer
 goes on and a log line says why; or it is a refusal, and `run` raises it.
 
-The brokers are real (SQS is an emulator); only the calls of their client libraries fail. Which calls
-there are is not written down here: a run without faults is recorded first, and each call that it
-made must fail once.
+The brokers are real (SQS is an emulator); only the calls of their client libraries fail. Which
+calls there are is not written down here: a run without faults is recorded first, and each call that
+it made must fail once.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,9 @@ def record(run: FaultedConsumer) -> dict[str, str]:
         seam.phase = phase
         run.case.provoke()
         run.send(phase)
-        if phase == "held" and "extend" in run.case.calls:
-            extend = run.case.calls["extend"]
-            run.wait(lambda: extend in seam.labels["held"], "the message was extended")
+        extend = run.case.calls.get("extend")
+        if phase == "held" and extend is not None:
+            run.wait(partial(_was_called, run, extend, phase), "the message was extended")
         run.release.set()
         run.wait_until_all_done()
         run.wait(lambda: not run.consumer.in_hand, "all are settled")
@@ -63,6 +64,10 @@ def record(run: FaultedConsumer) -> dict[str, str]:
     # A message may be extended in any phase, but only one that is held surely is.
     phases.update({label: "held" for kind, label in run.case.calls.items() if kind == "extend"})
     return phases
+
+
+def _was_called(run: FaultedConsumer, label: str, phase: str) -> bool:
+    return label in run.seam.labels[phase]
 
 
 def disconnect(run: FaultedConsumer) -> None:
@@ -138,7 +143,7 @@ def _by_phase(item: tuple[str, str]) -> tuple[int, str]:
 
 
 def fail_with_all(run: FaultedConsumer, kind: str, errors: list[BaseException]) -> set[str]:
-    """Have calls of one kind fail with each of these errors; the classes that ended the consumer."""
+    """Have calls of one kind fail with each of these errors; the classes that end the consumer."""
     label, refused = run.case.calls[kind], set()
     run.seam.fail(label, *errors)
     if kind == "settle":
