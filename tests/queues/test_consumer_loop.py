@@ -9,7 +9,7 @@ import pytest
 from tests.queues.running_consumer import Handled, running, send, wait_until
 
 from oncekey import NotStarted, Terminal
-from oncekey.queues.broker import BrokerUnavailable, Settled
+from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Kind
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.queue_message import Message
@@ -196,18 +196,12 @@ class WatchedBroker(MemoryBroker):
         super().__init__(now=now)
         self.extended = 0
         self.failures = 0
-        self.bug: Exception | None = None
 
     def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
         if self.failures:
             self.failures -= 1
             raise BrokerUnavailable("gone for a moment")
         return super().receive(most, min(wait, 0.05), lease)
-
-    def settle(self, settled: Sequence[Settled]) -> None:
-        if self.bug is not None:
-            raise self.bug
-        super().settle(settled)
 
     def extend(self, messages: Sequence[Message], seconds: float) -> None:
         self.extended += len(messages)
@@ -261,16 +255,6 @@ def test_a_broker_that_is_gone_for_a_moment_is_tried_again(kind: str) -> None:
         made.start(handler)
         wait_until(lambda: not len(queue), "the queue is empty")
     assert handler.ids == [1]
-
-
-def test_an_error_of_the_broker_that_is_not_an_outage_ends_the_run(kind: str) -> None:
-    queue, handler = WatchedBroker(), Handled()
-    queue.bug = RuntimeError("a bug")
-    send(queue, 1)
-    with running(kind, queue) as made:
-        made.start(handler)
-        made.join()
-        assert made.error is queue.bug
 
 
 def test_a_handler_that_ends_its_thread_leaves_a_key_that_nobody_runs_again(kind: str) -> None:

@@ -5,15 +5,18 @@ Nothing here waits. The loops are in blocking/consumer.py and aio/consumer.py.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
-from oncekey.queues.broker import Settled
+from oncekey.queues.broker import BrokerUnavailable, Settled
+from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.consumer_settings import (
     BACKOFF_DEFAULT,
     BACKOFF_MAX_DEFAULT,
@@ -97,6 +100,7 @@ class ConsumerBase:
         self._hand = WorkInHand()
         self._unsettled = 0  # how many are done, and not settled
         self._is_running = self._was_run = False
+        self._error: BaseException | None = None  # what `run` raises at its end
         self._plan: ConsumerPlan | None = None
         self._least_free = 1
 
@@ -145,6 +149,53 @@ class ConsumerBase:
         if self._was_run:
             raise ConfigurationError(f"consumer {self.name!r} runs once; make another one")
         self._is_running = self._was_run = True
+
+    # --- faults and ends ------------------------------------------------------------------------
+
+    def _tell_fault(self, error: BaseException, consequence: str) -> None:
+        """Log a failure of the broker that a new connection may cure; raises any other one."""
+        if not is_fault(error):
+            raise error
+        # What no broker of ours says in its own words may be a mistake: where it comes from helps.
+        trace = None if isinstance(error, BrokerUnavailable) else error
+        _log.warning(
+            "consumer %s: %s; %s", self.name, reason_of(error), consequence, exc_info=trace
+        )
+
+    def _tell_unclosed(self, error: BaseException) -> None:
+        """Log that the broker was not left as it should be, which ends by itself."""
+        if not isinstance(error, Exception) and not is_fault(error):
+            raise error
+        _log.warning(
+            "consumer %s: leaving the broker failed: %s; what was not settled is delivered again",
+            self.name,
+            reason_of(error),
+        )
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Keep the error of a worker or of the settler for `run`, which raises it."""
+        self._error = self._error or error
+        _log.error("consumer %s cannot go on: %s", self.name, reason_of(error), exc_info=error)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Log why `run` ends, whatever ends it, and raise what a worker or the settler left."""
+        try:
+            yield
+            if self._error is not None:
+                raise self._error
+        except asyncio.CancelledError:
+            _log.info("consumer %s ends: its task was cancelled", self.name)
+            raise
+        except BaseException as error:
+            _log.error("consumer %s ends: %s", self.name, describe(error))
+            raise
+        else:
+            _log.info("consumer %s ends: it was stopped", self.name)
+        finally:
+            self._is_running = False
+
+    # --- messages -------------------------------------------------------------------------------
 
     def _interrupted(self, entry: Entry, error: BaseException) -> Disposition:
         """What becomes of a message whose handling was interrupted, or ended with an error that

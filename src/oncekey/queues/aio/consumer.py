@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
-from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, BrokerUnavailable, Settled
+from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, Settled
+from oncekey.queues.broker_faults import answered, is_cancelled
 from oncekey.queues.consumer_base import (
     EXTENSIONS_PER_LEASE,
     PAUSE_FIRST_S,
@@ -94,7 +95,6 @@ class AsyncConsumer(ConsumerBase):
         self._has_done = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
         self._is_over = False  # nothing more will be done
-        self._error: BaseException | None = None
 
     @property
     def once(self) -> AsyncOnce:
@@ -120,9 +120,10 @@ class AsyncConsumer(ConsumerBase):
         return await handler.handle(Entry(message, time.monotonic()))
 
     async def run(self) -> None:
-        """Consume until `stop`. A cancellation stops it too, as gracefully."""
+        """Consume until `stop`. A cancellation stops it too, as gracefully. A broker that fails is
+        connected to again; what ends it but `stop` is raised, and logged."""
         self._begin()
-        try:
+        with self._ending():
             plan = await self._start_or_leave()
             handler = self._message_handler(plan, in_loop=True)
             # Tasks of their own, which a cancellation of this one lets come to their end.
@@ -133,10 +134,6 @@ class AsyncConsumer(ConsumerBase):
             finally:
                 self.stop()
                 await asyncio.shield(self._end(receiver, settler))
-        finally:
-            self._is_running = False
-        if self._error is not None:
-            raise self._error
 
     # --- the start ----------------------------------------------------------------------------
 
@@ -144,16 +141,21 @@ class AsyncConsumer(ConsumerBase):
         if self._plan is not None:
             return self._plan
         await self._once._ready()
-        return self._plan_for(await self._broker.facts(), self._once.policy)
+        return self._plan_for(await answered(self._broker.facts()), self._once.policy)
 
     async def _start_or_leave(self) -> ConsumerPlan:
         """Start; a consumer that refuses to begin leaves no connection behind."""
         try:
             return await self._start()
         except BaseException:
-            with suppress(BrokerUnavailable):
-                await self._broker.close()
+            await self._leave()
             raise
+
+    async def _leave(self) -> None:
+        try:
+            await self._broker.close()
+        except BaseException as error:
+            self._tell_unclosed(error)
 
     def _message_handler(self, plan: ConsumerPlan, *, in_loop: bool = False) -> AsyncMessageHandler:
         run = self._inbox.run if self._inbox is not None else None
@@ -172,8 +174,8 @@ class AsyncConsumer(ConsumerBase):
             free = self._free() if self._store_is_up.is_set() else 0
             try:
                 messages = await self._received(free, plan)
-            except BrokerUnavailable as error:
-                _log.warning("consumer %s: %s; trying again in %.1f s", self.name, error, pause)
+            except Exception as error:
+                self._tell_fault(error, f"trying again in {pause:.1f} s")
                 await self._stopped_within(pause)
                 pause = next_pause(pause)
                 continue
@@ -187,7 +189,8 @@ class AsyncConsumer(ConsumerBase):
         """What the broker gives. A stop does not wait for a long poll; what that still receives is
         given back."""
         wait = RECEIVE_WAIT_S if free else 0.0
-        receiving = asyncio.ensure_future(self._broker.receive(free, wait, plan.lease_s))
+        call = answered(self._broker.receive(free, wait, plan.lease_s))
+        receiving = asyncio.ensure_future(call)
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((receiving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -216,8 +219,8 @@ class AsyncConsumer(ConsumerBase):
                 _log.warning("consumer %s: the store answers again", self.name)
                 self._store_is_up.set()
                 return
-            with suppress(BrokerUnavailable):
-                await self._broker.receive(0, 0.0, 0.0)
+            call = self._broker.receive(0, 0.0, 0.0)
+            await self._broker_call(call, consequence="the store is awaited")
             pause = next_pause(pause)
 
     async def _stopped_within(self, seconds: float) -> bool:
@@ -240,6 +243,13 @@ class AsyncConsumer(ConsumerBase):
             self._workers.append(asyncio.create_task(self._work(handler)))
 
     async def _work(self, handler: AsyncMessageHandler) -> None:
+        try:
+            await self._work_until_end(handler)
+        except Exception as error:
+            self._note_failure(error)
+            self.stop()
+
+    async def _work_until_end(self, handler: AsyncMessageHandler) -> None:
         while (entry := await self._ready.get()) is not None:
             disposition = await self._handle(entry, handler)
             settled, ready = self._hand.end(entry, disposition)
@@ -248,7 +258,7 @@ class AsyncConsumer(ConsumerBase):
             self._ended(settled)
             for follower in ready:
                 self._ready.put_nowait(follower)
-            if _is_cancelled():  # the loop is shut down, and nobody waits for more
+            if is_cancelled():  # the loop is shut down, and nobody waits for more
                 return
 
     def _ended(self, settled: Sequence[Settled]) -> None:
@@ -319,26 +329,28 @@ class AsyncConsumer(ConsumerBase):
                     due = now + every
                     messages = self._to_extend(plan, now)
                     if messages:
-                        await self._broker_call(self._broker.extend, messages, plan.lease_s)
+                        await self._broker_call(self._broker.extend(messages, plan.lease_s))
         except Exception as error:
-            self._error = error
+            self._note_failure(error)
             self.stop()
 
     async def _settle_done(self) -> None:
         self._has_done.clear()
         settled, self._done = self._done, []
         if settled:
-            await self._broker_call(self._broker.settle, settled)
+            await self._broker_call(self._broker.settle(settled))
             self._count(settled)
             self._unsettled -= len(settled)
             self._room.set()
 
-    async def _broker_call(self, call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    async def _broker_call(
+        self, call: Awaitable[object], *, consequence: str = "the messages will come again"
+    ) -> None:
         """What the broker does not take is delivered again, so it is told and left."""
         try:
-            await call(*arguments)
-        except BrokerUnavailable as error:
-            _log.warning("consumer %s: %s; the messages will come again", self.name, error)
+            await answered(call)
+        except Exception as error:
+            self._tell_fault(error, consequence)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -358,13 +370,15 @@ class AsyncConsumer(ConsumerBase):
         self._is_over = True
         self._has_done.set()
         await self._end_settling(settler, max(SETTLE_LAST_S, until - time.monotonic()))
-        await self._broker.close()
+        await self._leave()
 
     async def _end_settling(self, settler: asyncio.Task[None], seconds: float) -> None:
         await asyncio.wait((settler,), timeout=seconds)
         if settler.cancelled():  # the loop is shut down, and cancels every task
             settler = asyncio.ensure_future(self._settle_done())
             await asyncio.wait((settler,), timeout=seconds)
+            if settler.done() and (error := settler.exception()) is not None:
+                self._note_failure(error)
         if not settler.done():
             self._tell_unanswered()
             settler.cancel()
@@ -379,8 +393,3 @@ class AsyncConsumer(ConsumerBase):
                 continue
             settled, _ = self._hand.end(entry, STOPPED)
             self._ended(settled)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from oncekey.engine.blocking.once import Once
 from oncekey.queues.blocking.message_handler import MessageHandler
-from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, BrokerUnavailable, Settled
+from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, Settled
 from oncekey.queues.consumer_base import (
     EXTENSIONS_PER_LEASE,
     PAUSE_FIRST_S,
@@ -64,7 +64,6 @@ class Consumer(ConsumerBase):
         self._ready: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[list[Settled] | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
-        self._error: BaseException | None = None
 
     @property
     def once(self) -> Once:
@@ -91,9 +90,10 @@ class Consumer(ConsumerBase):
         return self._message_handler(self._start()).handle(Entry(message, time.monotonic()))
 
     def run(self) -> None:
-        """Consume until `stop`."""
+        """Consume until `stop`. A broker that fails is connected to again; what ends it but `stop`
+        is raised, and logged."""
         self._begin()
-        try:
+        with self._ending():
             plan = self._start_or_leave()
             handler = self._message_handler(plan, in_loop=True)
             settler = threading.Thread(
@@ -104,10 +104,6 @@ class Consumer(ConsumerBase):
                 self._receive(plan, handler)
             finally:
                 self._end(settler)
-        finally:
-            self._is_running = False
-        if self._error is not None:
-            raise self._error
 
     # --- the start ----------------------------------------------------------------------------
 
@@ -122,9 +118,14 @@ class Consumer(ConsumerBase):
         try:
             return self._start()
         except BaseException:
-            with suppress(BrokerUnavailable):
-                self._broker.close()
+            self._leave()
             raise
+
+    def _leave(self) -> None:
+        try:
+            self._broker.close()
+        except Exception as error:
+            self._tell_unclosed(error)
 
     def _message_handler(self, plan: ConsumerPlan, *, in_loop: bool = False) -> MessageHandler:
         run = self._inbox.run if self._inbox is not None else None
@@ -158,8 +159,8 @@ class Consumer(ConsumerBase):
             try:
                 wait = RECEIVE_WAIT_S if free else 0.0
                 messages = self._broker.receive(free, wait, plan.lease_s)
-            except BrokerUnavailable as error:
-                _log.warning("consumer %s: %s; trying again in %.1f s", self.name, error, pause)
+            except Exception as error:
+                self._tell_fault(error, f"trying again in {pause:.1f} s")
                 self._stopped_within(pause)
                 pause = next_pause(pause)
                 continue
@@ -207,8 +208,7 @@ class Consumer(ConsumerBase):
                     self._store_is_up = True
                     self._store_back.notify_all()
                 return
-            with suppress(BrokerUnavailable):
-                self._broker.receive(0, 0.0, 0.0)
+            self._broker_call(self._broker.receive, 0, 0.0, 0.0, consequence="the store is awaited")
             pause = next_pause(pause)
 
     def _stopped_within(self, seconds: float) -> bool:
@@ -222,6 +222,13 @@ class Consumer(ConsumerBase):
     # --- working ------------------------------------------------------------------------------
 
     def _work(self, handler: MessageHandler) -> None:
+        try:
+            self._work_until_end(handler)
+        except BaseException as error:
+            self._note_failure(error)
+            self.stop()
+
+    def _work_until_end(self, handler: MessageHandler) -> None:
         while True:
             entry = self._ready.get()
             if entry is None:
@@ -311,7 +318,7 @@ class Consumer(ConsumerBase):
                     if messages:
                         self._broker_call(self._broker.extend, messages, plan.lease_s)
         except BaseException as error:
-            self._error = error
+            self._note_failure(error)
             self.stop()
 
     def _take_done(self, wait: float) -> tuple[list[Settled], bool]:
@@ -327,12 +334,17 @@ class Consumer(ConsumerBase):
             return settled, False
         return settled, True
 
-    def _broker_call(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _broker_call(
+        self,
+        call: Callable[..., object],
+        *arguments: Any,
+        consequence: str = "the messages will come again",
+    ) -> None:
         """What the broker does not take is delivered again, so it is told and left."""
         try:
             call(*arguments)
-        except BrokerUnavailable as error:
-            _log.warning("consumer %s: %s; the messages will come again", self.name, error)
+        except Exception as error:
+            self._tell_fault(error, consequence)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -355,7 +367,7 @@ class Consumer(ConsumerBase):
         if settler.is_alive():
             self._tell_unanswered()  # and close nothing that the settler still uses
         else:
-            self._broker.close()
+            self._leave()
 
     def _give_back_unbegun(self) -> None:
         """Give back what no worker has begun, however long the others take."""

@@ -15,10 +15,16 @@ from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError
+from aiokafka.errors import (
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    ProducerClosed,
+)
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import Settled
+from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.kafka.aiokafka_redrive import redrive
 from oncekey.queues.kafka.aiokafka_values import (
@@ -68,6 +74,7 @@ class AiokafkaBroker:
         self._commit_after = 0.0
         self._trouble: OncekeyError | None = None  # raised once
         self._failure: BaseException | None = None  # raised always
+        self._is_lost = False  # it was raised, and another member of the group may do better
 
     # --- the port -------------------------------------------------------------------------------
 
@@ -112,21 +119,36 @@ class AiokafkaBroker:
         """Leave the group, after what is done was written and committed."""
         if self._poller is None:
             return
-        poller, self._poller = self._poller, None
-        poller.cancel()
-        with suppress(asyncio.CancelledError):
-            await poller
+        await self._stop_polling()
         if self._writes:
             await asyncio.wait(self._writes, timeout=FORWARD_TIMEOUT_S)
-        assert self._consumer is not None
-        assert self._producer is not None
         await self._commit(self._work.commits())
+        await self._stop_clients()
+
+    async def _drop(self) -> None:
+        """Leave the group with clients that have failed. What they have under way is delivered
+        again, and so is what was not committed."""
+        await self._stop_polling()
+        for write in self._writes:
+            write.cancel()
+        await self._stop_clients()
+        self._failure = self._trouble = None
+        self._is_lost = False
+
+    async def _stop_polling(self) -> None:
+        assert self._poller is not None
+        self._poller.cancel()
+        await asyncio.wait((self._poller,))
+
+    async def _stop_clients(self) -> None:
         self._work.end(self._work.partitions)
-        await _stop(self._consumer)
-        await self._producer.stop()
+        for client in (self._consumer, self._producer):
+            await _stop(client)
+        self._poller = self._consumer = self._producer = None
 
     def _raise_trouble(self) -> None:
         if self._failure is not None:
+            self._is_lost = is_fault(self._failure)
             raise self._failure
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
@@ -135,42 +157,53 @@ class AiokafkaBroker:
     # --- the client -----------------------------------------------------------------------------
 
     async def _join(self) -> None:
-        """Join the group; the first call does."""
+        """Join the group; the first call does, and so does one after a fault."""
+        if self._is_lost:
+            await self._drop()
         if self._poller is not None:
             return
         await self.facts()
-        timeout = int(FORWARD_TIMEOUT_S * 1000)
-        connection = connection_options(self._config)
-        producer = AIOKafkaProducer(
-            **connection,
-            acks="all",
-            request_timeout_ms=timeout,
-            max_request_size=FORWARD_MAX_BYTES,
-        )
-        consumer = AIOKafkaConsumer(
-            **{
-                # How long a revocation may take is the client's to say; this is Kafka's own choice.
-                "rebalance_timeout_ms": self._config.get(
-                    "max_poll_interval_ms", int(MAX_POLL_INTERVAL_S * 1000)
-                ),
-                **self._config,
-                "group_id": self._settings.group,
-                "enable_auto_commit": False,
-            }
-        )
+        producer, consumer = self._new_clients()
         try:
             await producer.start()
             await consumer.start()
-        except (KafkaError, OSError) as error:
-            await producer.stop()
-            await consumer.stop()
+            self._consumer, self._producer = consumer, producer
+            consumer.subscribe(self._settings.consumed, listener=_Listener(self))
+        except BaseException as error:
+            self._consumer = self._producer = None
+            await _stop(producer)
+            await _stop(consumer)
+            if not is_fault(error):
+                raise
             raise unavailable(error) from error
-        self._consumer, self._producer = consumer, producer
-        consumer.subscribe(self._settings.consumed, listener=_Listener(self))
         self._poller = asyncio.create_task(self._poll(consumer))
 
+    def _new_clients(self) -> tuple[AIOKafkaProducer, AIOKafkaConsumer]:
+        """Make the clients, which asks nothing of Kafka yet."""
+        try:
+            producer = AIOKafkaProducer(
+                **connection_options(self._config),
+                acks="all",
+                request_timeout_ms=int(FORWARD_TIMEOUT_S * 1000),
+                max_request_size=FORWARD_MAX_BYTES,
+            )
+            consumer = AIOKafkaConsumer(
+                **{
+                    # How long a revocation may take is the client's to say; Kafka's own choice.
+                    "rebalance_timeout_ms": self._config.get(
+                        "max_poll_interval_ms", int(MAX_POLL_INTERVAL_S * 1000)
+                    ),
+                    **self._config,
+                    "group_id": self._settings.group,
+                    "enable_auto_commit": False,
+                }
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"config= is not what aiokafka takes: {error}") from error
+        return producer, consumer
+
     async def _poll(self, consumer: AIOKafkaConsumer) -> None:
-        while True:
+        while self._failure is None:
             try:
                 fetched = await consumer.getmany(
                     timeout_ms=int(POLL_S * 1000), max_records=FETCH_MAX
@@ -181,14 +214,15 @@ class AiokafkaBroker:
                 await self._advance(consumer)
             except NoOffsetForPartitionError as error:
                 self._fail(ConfigurationError(f"Kafka refuses this consumer: {error!r}"))
-                return
-            except KafkaError as error:
+            except BaseException as error:
+                # aiokafka tries again by itself after some of its errors; after others it would
+                # raise them for ever.
+                if not getattr(error, "retriable", False):
+                    self._fail(error)
+                    continue
                 self._trouble = unavailable(error)
                 self._changed.set()
                 await asyncio.sleep(POLL_S)
-            except Exception as error:
-                self._fail(error)
-                return
 
     async def _advance(self, consumer: AIOKafkaConsumer) -> None:
         """Commit what may be committed, and pause and resume partitions."""
@@ -210,9 +244,10 @@ class AiokafkaBroker:
             # aiokafka itself waits for its brokers for ever, and so would a stop.
             commit = self._consumer.commit(offsets_of(offsets))
             await asyncio.wait_for(commit, self._settings.ask_timeout)
-        except (KafkaError, IllegalStateError, TimeoutError) as error:
+        except BaseException as error:
+            self._check_client(error)
             # They are told again, or delivered again, and the store knows how they ended.
-            _log.warning("Kafka did not take offsets: %r", error)
+            _log.warning("Kafka did not take offsets: %s", reason_of(error))
             self._work.not_committed(offsets)
             self._commit_after = time.monotonic() + COMMIT_RETRY_S
 
@@ -224,27 +259,43 @@ class AiokafkaBroker:
             task.add_done_callback(self._writes.discard)
 
     async def _write(self, forward: Forward) -> None:
-        assert self._producer is not None
+        if self._producer is None:
+            return  # its partition was given up meanwhile, so it is delivered again
         topic, key, value, headers = forward.record
-        error: BaseException | None = None
+        error: str | None = None
         try:
             sent = self._producer.send_and_wait(topic, value, key=key, headers=headers)
             await asyncio.wait_for(sent, FORWARD_TIMEOUT_S)
-        except (KafkaError, TimeoutError) as raised:
-            error = raised
+        except BaseException as raised:
+            self._check_client(raised)
+            error = reason_of(raised)
         self._work.written(forward, error)
         self._settled.set()
         self._changed.set()
 
+    def _check_client(self, error: BaseException) -> None:
+        """Give the clients up after an error that no answer of Kafka can be the cause of."""
+        if isinstance(error, ProducerClosed) or not isinstance(error, (KafkaError, TimeoutError)):
+            self._fail(error)
+
     def _fail(self, error: BaseException) -> None:
-        self._failure = error
+        """Let `receive` raise what ends the consumer, or this member of the group; raises what
+        interrupts the task itself."""
+        if not is_fault(error) and not isinstance(error, Exception):
+            raise error
+        is_ours = isinstance(error, OncekeyError)
+        self._failure = self._failure or (error if is_ours else unavailable(error))
         self._changed.set()
 
     # --- what the group decides -----------------------------------------------------------------
 
     async def assigned(self, partitions: Collection[TopicPartition]) -> None:
         if self._config.get("auto_offset_reset") == "latest":
-            await self._pin_the_end(partitions)
+            try:
+                await self._pin_the_end(partitions)
+            except BaseException as error:
+                self._fail(error)  # aiokafka only logs it, and goes on as if it had been done
+                return
         self._work.assign(names_of(partitions))
 
     async def _pin_the_end(self, partitions: Collection[TopicPartition]) -> None:
@@ -277,16 +328,20 @@ class AiokafkaBroker:
         return bool(getattr(coordinator, "generation", 0) == _NO_GENERATION)
 
 
-async def _stop(consumer: AIOKafkaConsumer) -> None:
-    """Stop a client. While its brokers are away, aiokafka lets the cancellation of a task of its
-    own out, and leaves the connections open; whoever stops was not cancelled then."""
-    try:
-        await consumer.stop()
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        await consumer._client.close()
+async def _stop(client: Any) -> None:
+    """Stop a client, if there is one. While its brokers are away, aiokafka lets the cancellation of
+    a task of its own out, and leaves the connections open; whoever stops was not cancelled then."""
+    if client is None:
+        return
+    inner = getattr(client, "_client", None) or client.client
+    for part in (client.stop, inner.close):
+        try:
+            await part()
+            return
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            _log.warning("a client of Kafka did not close: %s", reason_of(error))
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

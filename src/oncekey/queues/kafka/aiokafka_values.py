@@ -19,6 +19,7 @@ from aiokafka.structs import ConsumerRecord
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.kafka.kafka_records import KafkaRecord
 from oncekey.queues.kafka.order_queue import Partition, Position
 
@@ -50,7 +51,7 @@ def offsets_of(offsets: Mapping[Partition, int]) -> dict[TopicPartition, int]:
 
 
 def unavailable(error: BaseException) -> BrokerUnavailable:
-    return BrokerUnavailable(f"Kafka does not answer as it should: {error}")
+    return BrokerUnavailable(f"Kafka does not answer as it should: {reason_of(error)}")
 
 
 # --- what the cluster tells -----------------------------------------------------------------------
@@ -73,7 +74,9 @@ async def ask(config: Mapping[str, Any], topics: Sequence[str], seconds: float) 
             return await _retention(admin, topics)
         finally:
             await admin.close()
-    except (KafkaError, OSError) as error:
+    except Exception as error:
+        if not is_fault(error):
+            raise
         raise unavailable(error) from error
 
 

@@ -70,8 +70,9 @@ class ConfluentBroker:
     def settle(self, settled: Sequence[Settled]) -> None:
         with self._changed:
             forwards = self._work.settle(settled)
-            if self._member is not None:
-                self._member.forward(forwards)
+            member = self._member
+            if member is not None:
+                member.forward(forwards)
             self._changed.notify_all()
 
     def extend(self, messages: Sequence[Message], seconds: float) -> None:
@@ -86,7 +87,9 @@ class ConfluentBroker:
             member.close()
 
     def _joined(self) -> GroupMember:
-        """Return the member of the group; the first call joins."""
+        """Return the member of the group; the first call joins, and so does one after a fault."""
+        if self._member is not None and self._member.is_lost:
+            self.close()
         if self._member is None:
             self.facts()
             self._member = GroupMember(

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.queues.broker import BrokerUnavailable
-from oncekey.queues.kafka.confluent_topics import unavailable
+from oncekey.queues.broker_faults import is_fault, reason_of
+from oncekey.queues.kafka.confluent_topics import code_of, unavailable
 from oncekey.queues.kafka.confluent_values import (
     connection_options,
     names_of,
@@ -75,28 +75,41 @@ class GroupMember:
         self._skips_to_end = config["auto.offset.reset"] == "latest"
         self._trouble: OncekeyError | None = None  # raised once
         self._failure: BaseException | None = None  # raised always
+        self._is_lost = False
         self._wanted_at = time.monotonic()
         self._commit_after = 0.0
         self._is_checked = True
         self._check_after = 0.0
         self._closing = threading.Event()
-        self._producer = _producer(config)
-        self._consumer = _consumer(config, settings.group, self._on_error, self._on_commit)
-        self._consumer.subscribe(
-            settings.consumed,
-            on_assign=self._on_assign,
-            on_revoke=self._on_revoke,
-            on_lost=self._on_lost,
-        )
+        try:
+            self._producer = _producer(config)
+            self._consumer = _consumer(config, settings.group, self._on_error, self._on_commit)
+        except Exception as error:
+            raise _not_made(error) from error
         name = f"oncekey-kafka-{settings.group}"
         self._thread = threading.Thread(target=self._poll, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._consumer.subscribe(
+                settings.consumed,
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
+            self._thread.start()
+        except BaseException:
+            self._leave()
+            raise
 
     # --- for the broker, which holds the lock ---------------------------------------------------
 
     @property
     def is_closing(self) -> bool:
         return self._closing.is_set()
+
+    @property
+    def is_lost(self) -> bool:
+        """True if it has failed, was heard to, and another member may do better."""
+        return self._is_lost
 
     @property
     def is_checked(self) -> bool:
@@ -109,6 +122,7 @@ class GroupMember:
 
     def raise_trouble(self) -> None:
         if self._failure is not None:
+            self._is_lost = is_fault(self._failure)
             raise self._failure
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
@@ -123,8 +137,8 @@ class GroupMember:
                 self._producer.produce(
                     topic, value=value, key=key, headers=list(headers), on_delivery=report
                 )
-            except (BufferError, KafkaException) as error:
-                self._work.written(forward, error)
+            except Exception as error:
+                self._work.written(forward, reason_of(error))
 
     def close(self) -> None:
         """Leave the group, without the lock. Whoever calls has waited for the handlers."""
@@ -143,7 +157,7 @@ class GroupMember:
                 self._check()
                 self._advance()
         except BaseException as error:  # the thread that receives raises it
-            self._fail(error)
+            self._fail(_failure_of(error))
         finally:
             self._leave()
 
@@ -167,10 +181,12 @@ class GroupMember:
             return
         try:
             self._check_topic()
-        except BrokerUnavailable as error:
+        except Exception as error:
+            if not is_fault(error):
+                raise
             self._check_after = time.monotonic() + CHECK_RETRY_S
             with self._changed:
-                self._trouble = error
+                self._trouble = error if isinstance(error, OncekeyError) else unavailable(error)
                 self._changed.notify_all()
             return
         with self._changed:
@@ -194,12 +210,14 @@ class GroupMember:
 
     def _leave(self) -> None:
         """Write what is on its way, and leave the group; a revocation commits what is done."""
-        try:
-            self._producer.flush(FORWARD_TIMEOUT_S)
-            self._consumer.close()
-        except (KafkaException, RuntimeError) as error:
-            _log.warning("the Kafka consumer of %s did not close: %s", self._settings.topic, error)
+        for part in (lambda: self._producer.flush(FORWARD_TIMEOUT_S), self._consumer.close):
+            try:
+                part()
+            except Exception as error:
+                topic, reason = self._settings.topic, reason_of(error)
+                _log.warning("the Kafka consumer of %s did not close: %s", topic, reason)
         with self._changed:
+            self._work.end(self._work.partitions)
             self._changed.notify_all()
 
     def _report(self, forward: Forward) -> Callable[[KafkaError | None, Message], None]:
@@ -244,9 +262,10 @@ class GroupMember:
         if offsets:
             try:
                 self._consumer.commit(offsets=offsets_of(offsets), asynchronous=False)
-            except KafkaException as error:
+            except Exception as error:
                 # They are delivered again, and the store knows how they ended.
-                _log.warning("offsets of revoked partitions were not committed: %s", error)
+                reason = reason_of(error)
+                _log.warning("offsets of revoked partitions were not committed: %s", reason)
 
     def _wait_until_idle(self, names: list[Partition]) -> None:
         until = time.monotonic() + self._settings.revoke_timeout
@@ -274,7 +293,7 @@ class GroupMember:
 
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal() or error.code() in _FINAL:
-            self._fail(ConfigurationError(f"Kafka refuses this consumer: {error}"))
+            self._fail(_refused(error))
             return
         with self._changed:
             self._trouble = unavailable(error)
@@ -285,6 +304,26 @@ class GroupMember:
             self._failure = self._failure or error
             self._changed.notify_all()
         self._closing.set()
+
+
+def _refused(error: object) -> ConfigurationError:
+    return ConfigurationError(f"Kafka refuses this consumer: {error}")
+
+
+def _failure_of(error: BaseException) -> BaseException:
+    """What the end of the thread means for the consumer: a refusal ends it, and after anything else
+    its broker joins the group anew."""
+    if isinstance(error, OncekeyError) or not is_fault(error):
+        return error
+    return _refused(error) if code_of(error) in _FINAL else unavailable(error)
+
+
+def _not_made(error: Exception) -> OncekeyError:
+    """What it means that a client could not be made: nothing was asked of Kafka yet."""
+    is_wrong = isinstance(error, (TypeError, ValueError))
+    if is_wrong or code_of(error) == KafkaError._INVALID_ARG:
+        return ConfigurationError(f"config= is not what confluent-kafka takes: {error}")
+    return unavailable(error)
 
 
 def _producer(config: Mapping[str, Any]) -> Producer:

@@ -21,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs h
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker_faults import reason_of
 
 _PAUSE_S: Final = 0.1
 _CRITICAL: Final = 2  # of syslog's levels
@@ -61,7 +62,7 @@ class ConfluentTopics:
         while True:
             try:
                 found = self._admin.list_topics(topic, timeout=self._timeout).topics[topic]
-            except KafkaException as error:
+            except Exception as error:
                 raise unavailable(error) from error
             if found.error is None and found.partitions:
                 return True
@@ -75,11 +76,12 @@ class ConfluentTopics:
         cluster (before Kafka 2.8) has none. Raises BrokerUnavailable if it does not answer."""
         if not self._has_controller():
             return None
-        asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=self._timeout)
+        topics = TopicCollection([topic])
         try:
+            asked = self._admin.describe_topics(topics, request_timeout=self._timeout)
             found = asked[topic].result().topic_id
-        except KafkaException as error:
-            if error.args[0].code() in _NO_IDENTITY:
+        except Exception as error:
+            if code_of(error) in _NO_IDENTITY:
                 return None
             raise unavailable(error) from error
         # A cluster without ids answers with zeros.
@@ -92,18 +94,18 @@ class ConfluentTopics:
         if not self._has_controller():
             return None
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-        asked = self._admin.describe_configs(resources, request_timeout=self._timeout)
         try:
+            asked = self._admin.describe_configs(resources, request_timeout=self._timeout)
             return max(_retention(answer.result()) for answer in asked.values())
-        except KafkaException as error:
-            if error.args[0].code() in _AWAY:
+        except Exception as error:
+            if code_of(error) in _AWAY or not isinstance(error, KafkaException):
                 raise unavailable(error) from error  # `keep` would be checked against nothing
             return None
 
     def _has_controller(self) -> bool:
         try:
             cluster = self._admin.list_topics(timeout=self._timeout)
-        except KafkaException as error:
+        except Exception as error:
             raise unavailable(error) from error
         return cluster.controller_id in cluster.brokers and cluster.cluster_id is not None
 
@@ -113,8 +115,22 @@ def _retention(configs: Mapping[str, Any]) -> float:
     return math.inf if kept < 0 or "delete" not in policy else kept / 1000
 
 
-def unavailable(error: KafkaException | KafkaError) -> BrokerUnavailable:
+def code_of(error: object) -> int | None:
+    """The code of an error of Kafka or of its client; None for any other one."""
+    found = _found(error)
+    return found.code() if isinstance(found, KafkaError) else None
+
+
+def unavailable(error: BaseException | KafkaError) -> BrokerUnavailable:
     """The error with its text alone: in full it is KafkaError{code=...,val=...,str="..."}."""
-    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
-    text = found.str() if isinstance(found, KafkaError) else str(found)
+    found = _found(error)
+    text = found.str() if isinstance(found, KafkaError) else reason_of(found)
     return BrokerUnavailable(f"Kafka does not answer as it should: {text}")
+
+
+def _found(error: Any) -> Any:
+    return error.args[0] if isinstance(error, KafkaException) and _has_code(error) else error
+
+
+def _has_code(error: KafkaException) -> bool:
+    return bool(error.args) and isinstance(error.args[0], KafkaError)

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.clock import Clock, SystemClock
-from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker_faults import answered
 from oncekey.queues.outbox.outbox_table import outbox_store
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.publisher_base import PublisherBase
 from oncekey.queues.outbox.publisher_flow import Effect, Send, Wait
-from oncekey.queues.outbox.senders import CANCELLED, AsyncSender, sender_of
+from oncekey.queues.outbox.senders import AsyncSender, sender_of
 from oncekey.stores.outbox_commands import AsyncOutboxStore
 
 T = TypeVar("T")
@@ -42,14 +42,15 @@ class AsyncOutboxPublisher(PublisherBase):
 
     async def run(self) -> None:
         """Publish until `stop`. What is being sent then is finished, the rest is given back."""
-        await self.once._ready()
-        try:
-            await self._drive(self._begin())
-        finally:
-            self._is_running = self._stopped = False
-            close = getattr(self._sender, "close", None)
-            if close is not None:
-                await close()
+        with self._ending():
+            await self.once._ready()
+            try:
+                await self._drive(self._begin())
+            finally:
+                self._is_running = self._stopped = False
+                close = getattr(self._sender, "close", None)
+                if close is not None:
+                    await close()
 
     async def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""
@@ -92,12 +93,7 @@ class AsyncOutboxPublisher(PublisherBase):
             return None
         if isinstance(effect, Send):
             try:
-                return await self._sender.send(effect.messages)
+                return await answered(self._sender.send(effect.messages))
             except Exception as error:
                 return error
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                return BrokerUnavailable(CANCELLED)
         return await self._store.outbox(effect)

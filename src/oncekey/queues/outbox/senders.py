@@ -14,12 +14,12 @@ from typing import Any, Final, Protocol, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker_faults import CANCELLED
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 
 T = TypeVar("T")
 
-CANCELLED: Final = "the broker's client has cancelled it, as it does if its connection is lost"
 CONCURRENT_SENDS: Final = 16  # how many calls of an async function are under way at a time
 # How many messages the senders of the brokers take at a time.
 SENDER_BATCH_MAX: Final = 100

@@ -16,15 +16,16 @@ from typing import Any, Final, TypeVar
 import aio_pika
 import aiormq
 from aio_pika.exceptions import (
-    AMQPError,
     ChannelClosed,
     ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
     DeliveryError,
     PublishError,
 )
+from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
 
-from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
 from oncekey.queues.rabbitmq.channel_calls import (
@@ -44,6 +45,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Take,
     Unsubscribe,
     reason_of,
+    unavailable,
 )
 from oncekey.queues.rabbitmq.channel_program import ChannelProgram
 from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_version
@@ -56,7 +58,13 @@ from oncekey.queues.rabbitmq.topology import STREAM
 
 T = TypeVar("T")
 _log = logging.getLogger("oncekey")
-_LOST: Final = (AMQPError, OSError, TimeoutError, RuntimeError)
+# RabbitMQ itself has said no; a channel that was closed for another reason may open again.
+_REFUSED: Final = (
+    ChannelAccessRefused,
+    ChannelLockedResource,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
 
 
 class AioPikaSession:
@@ -85,9 +93,9 @@ class AioPikaSession:
         """Connect; raises BrokerUnavailable."""
         try:
             await self._connect()
-        except _LOST as error:
-            await self._end(error)
-            raise BrokerUnavailable(f"RabbitMQ: {reason_of(error)}") from error
+        except BaseException as error:
+            await self._end_by(error)
+            raise unavailable(error) from error
 
     async def _connect(self) -> None:
         self._connection = connection = await self._first_connection(self._settings.shuffled())
@@ -107,7 +115,9 @@ class AioPikaSession:
         for url in urls[:-1]:
             try:
                 return await aio_pika.connect(url, timeout=CONNECT_TIMEOUT_S)
-            except _LOST as error:
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
                 _log.info("RabbitMQ: a node does not answer: %s", reason_of(error))
         return await aio_pika.connect(urls[-1], timeout=CONNECT_TIMEOUT_S)
 
@@ -117,20 +127,25 @@ class AioPikaSession:
             value: Any = None
             while True:
                 if self._ended is not None:
-                    raise BrokerUnavailable(f"RabbitMQ: {reason_of(self._ended)}")
+                    raise unavailable(self._ended)
                 try:
                     value = await self._perform(program.send(value))
                 except StopIteration as stop:
                     result: T = stop.value
                     return result
-                except BrokerUnavailable as error:
-                    await self._end(error)  # what is half done is delivered again
-                    raise
-                except OncekeyError:
-                    raise
-                except _LOST as error:
-                    await self._end(error)
-                    raise BrokerUnavailable(f"RabbitMQ: {reason_of(error)}") from error
+                except BaseException as error:
+                    await self._end_by(error)  # what is half done is delivered again
+                    # It may have ended before the call failed: then it says why.
+                    raise unavailable(self._ended or error) from error
+
+    async def _end_by(self, error: BaseException) -> None:
+        """End the session, since a call has failed with this error; raises a refusal, and what
+        interrupts the caller, as they are."""
+        if not is_fault(error):
+            raise error
+        await self._end(error)
+        if isinstance(error, BrokerUnavailable):
+            raise error
 
     async def take(self, most: int, wait: float) -> list[Message]:
         """Messages that were delivered, after waiting for the first."""
@@ -141,7 +156,7 @@ class AioPikaSession:
             except TimeoutError:
                 return []
         if not self._buffer and self._ended is not None:
-            raise BrokerUnavailable(f"RabbitMQ: {reason_of(self._ended)}") from self._ended
+            raise unavailable(self._ended) from self._ended
         return [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
 
     async def close(self) -> None:
@@ -168,11 +183,13 @@ class AioPikaSession:
         connection = getattr(self, "_connection", None)
         if connection is None:
             return
-        try:
-            await self._give_back()
-            await connection.close()
-        except _LOST:
-            pass  # it is gone
+        for part in (self._give_back, connection.close):
+            try:
+                await part()
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
+                _log.info("RabbitMQ: the connection was not closed well: %s", reason_of(error))
 
     async def _give_back(self) -> None:
         """Closed over its messages, the connection would count as a failed delivery of each."""
@@ -242,7 +259,7 @@ class AioPikaSession:
             return await channel.declare_queue(
                 queue, durable=True, arguments=arguments, passive=passive
             )
-        except ChannelClosed as error:
+        except _REFUSED as error:
             raise RabbitRefused(f"RabbitMQ: {reason_of(error)}") from error
         finally:
             if not channel.is_closed:

@@ -11,6 +11,8 @@ from collections.abc import Generator
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.queues import broker_faults
+from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.rabbitmq.amqp_message import Letter
 from oncekey.queues.rabbitmq.topology import Arguments
 
@@ -19,6 +21,11 @@ T = TypeVar("T")
 # Why RabbitMQ did not take a letter, where it does not say so itself.
 NO_QUEUE: Final = "there is no such queue"
 NOT_TAKEN: Final = "RabbitMQ refused it"
+
+# The codes with which RabbitMQ closes the channel of a call that it refuses: a right is missing,
+# there is no such queue, another connection has it for itself, it is declared otherwise.
+NOT_FOUND: Final = 404
+REFUSALS: Final = frozenset((403, NOT_FOUND, 405, 406))
 
 
 class CountMessages(NamedTuple):
@@ -98,6 +105,9 @@ ChannelCall = (
 Program = Generator[ChannelCall, Any, T]
 
 
+_PREFIX: Final = "RabbitMQ: "
+
+
 class RabbitRefused(ConfigurationError):
     """RabbitMQ refuses what a consumer needs: a queue is declared otherwise, or a right is
     missing. Or it refuses a message that a sender gives it: there is no such queue, the queue is
@@ -112,4 +122,10 @@ def publish(letters: list[Letter]) -> Program[list[str | None]]:
 
 def reason_of(error: BaseException) -> str:
     """Why a call failed, in the client's own words; some of pika's errors have none."""
-    return (str(error) or repr(error)).removeprefix("RabbitMQ: ")
+    if isinstance(error, Exception) and not str(error):
+        return repr(error)
+    return broker_faults.reason_of(error).removeprefix(_PREFIX)
+
+
+def unavailable(error: BaseException) -> BrokerUnavailable:
+    return BrokerUnavailable(_PREFIX + reason_of(error))

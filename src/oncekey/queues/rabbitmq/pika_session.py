@@ -13,14 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 from pika.exceptions import (
     AMQPConnectionError,
-    AMQPError,
     ChannelClosedByBroker,
     NackError,
     UnroutableError,
@@ -28,11 +27,14 @@ from pika.exceptions import (
 
 from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
 from oncekey.queues.rabbitmq.channel_calls import (
     NO_QUEUE,
+    NOT_FOUND,
     NOT_TAKEN,
+    REFUSALS,
     Ack,
     AckTaken,
     ChannelCall,
@@ -47,6 +49,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Take,
     Unsubscribe,
     reason_of,
+    unavailable,
 )
 from oncekey.queues.rabbitmq.channel_program import ChannelProgram
 from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_version
@@ -59,7 +62,7 @@ from oncekey.queues.rabbitmq.topology import STREAM
 
 T = TypeVar("T")
 _IDLE_S: Final = 5.0  # the thread looks around this often; it is woken when there is work
-_NOT_FOUND: Final = 404
+_log = logging.getLogger("oncekey")
 
 
 class PikaSession:
@@ -95,7 +98,7 @@ class PikaSession:
         result: Future[T] = Future()
         with self._changed:
             if self._ended is not None:
-                raise BrokerUnavailable(f"RabbitMQ: {reason_of(self._ended)}") from self._ended
+                raise unavailable(self._ended) from self._ended
             self._jobs.append((program, result))
             self._wake()
         return result.result()
@@ -105,7 +108,7 @@ class PikaSession:
         with self._changed:
             self._changed.wait_for(lambda: self._buffer or self._ended is not None, wait)
             if not self._buffer and self._ended is not None:
-                raise BrokerUnavailable(f"RabbitMQ: {reason_of(self._ended)}") from self._ended
+                raise unavailable(self._ended) from self._ended
             return [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
 
     def close(self) -> None:
@@ -124,8 +127,8 @@ class PikaSession:
         if connection is not None and connection.is_open:
             try:
                 connection.add_callback_threadsafe(_nothing)
-            except AMQPError:
-                pass  # the thread is about to find that out itself
+            except Exception as error:  # the thread is about to find that out itself
+                _log.info("RabbitMQ: the connection was not woken: %s", reason_of(error))
 
     # --- the thread -----------------------------------------------------------------------------
 
@@ -134,9 +137,9 @@ class PikaSession:
             self._open()
         except BaseException as error:
             self._end(error)
-            unavailable = BrokerUnavailable(f"RabbitMQ: {reason_of(error)}")
-            unavailable.__cause__ = error
-            opened.set_exception(unavailable)
+            failed = unavailable(error)
+            failed.__cause__ = error
+            opened.set_exception(failed)
             return
         opened.set_result(None)
         try:
@@ -180,13 +183,11 @@ class PikaSession:
                     result.set_result(stop.value)
                     return
                 value = self._perform(call)
-        except OncekeyError as error:
-            result.set_exception(error)
-            if isinstance(error, BrokerUnavailable):
-                raise  # what is half done is delivered again
         except BaseException as error:
-            result.set_exception(BrokerUnavailable(f"RabbitMQ: {reason_of(error)}"))
-            raise
+            is_ours = isinstance(error, OncekeyError)
+            result.set_exception(error if is_ours else unavailable(error))
+            if not is_ours or is_fault(error):
+                raise  # what is half done is delivered again
 
     def _end(self, error: BaseException) -> None:
         with self._changed:
@@ -195,7 +196,7 @@ class PikaSession:
             jobs, self._jobs = self._jobs, deque()
             self._changed.notify_all()
         for _, result in jobs:
-            result.set_exception(BrokerUnavailable(f"RabbitMQ: {reason_of(error)}"))
+            result.set_exception(unavailable(error))
         connection = self._connection
         if connection is None:
             return
@@ -203,13 +204,14 @@ class PikaSession:
             if connection.is_open:
                 self._give_back()
                 connection.close()
-        except (AMQPError, OSError):
-            pass  # it is gone
-        connection._cleanup()  # pika leaves the sockets of a lost connection open
+        except Exception as failure:  # it is gone, and whoever waits for this thread must be told
+            _log.info("RabbitMQ: the connection was not closed well: %s", reason_of(failure))
+        with suppress(Exception):
+            connection._cleanup()  # pika leaves the sockets of a lost connection open
 
     def _give_back(self) -> None:
         """Closed over its messages, the connection would count as a failed delivery of each."""
-        if self._work.is_open and self.program.unsettled:
+        if hasattr(self, "_work") and self._work.is_open and self.program.unsettled:
             self._work.basic_nack(0, multiple=True, requeue=True)
 
     # --- the calls ------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ class PikaSession:
                 found = self._on_own_channel(lambda own: own.queue_declare(queue, passive=True))
         except RabbitRefused as error:
             cause = error.__cause__
-            if isinstance(cause, ChannelClosedByBroker) and cause.reply_code == _NOT_FOUND:
+            if isinstance(cause, ChannelClosedByBroker) and cause.reply_code == NOT_FOUND:
                 return None
             raise
         count: int = found.method.message_count
@@ -298,6 +300,8 @@ class PikaSession:
         try:
             return call(channel)
         except ChannelClosedByBroker as error:
+            if error.reply_code not in REFUSALS:
+                raise
             raise RabbitRefused(f"RabbitMQ: {error.reply_text}") from error
         finally:
             if channel.is_open:

@@ -180,5 +180,5 @@ def ask_management(url: str, host: str, queue: str) -> dict[str, Any]:
         raise ConfigurationError(
             f"RabbitMQ's management API does not tell about queue {queue!r}: {error}"
         ) from error
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of the network, of HTTP or of JSON
         raise BrokerUnavailable(f"RabbitMQ's management API does not answer: {error}") from error

@@ -3,8 +3,8 @@ stream_program.py, each with a client of its own kind. They repeat nothing."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import redis
@@ -14,6 +14,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import Settled
+from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redis_streams.redis_clients import (
@@ -33,6 +34,8 @@ from oncekey.queues.redis_streams.stream_program import (
     WaitForEntry,
 )
 from oncekey.queues.redis_streams.stream_scripts import script
+
+_log = logging.getLogger("oncekey")
 
 
 class RedisStreamBroker:
@@ -63,8 +66,10 @@ class RedisStreamBroker:
         return moved
 
     def close(self) -> None:
-        with suppress(OncekeyError):  # what is not given back comes when its lease is over
+        try:
             self._drive(self.program.leave())
+        except OncekeyError as error:  # what is not given back comes when its lease is over
+            _log.info("nothing is given back: %s", error)
         if self._is_own:
             self._client.close()
 
@@ -77,7 +82,9 @@ class RedisStreamBroker:
                 return stop.value
             try:
                 result = self._perform(effect)
-            except ERRORS as error:
+            except Exception as error:
+                if not isinstance(error, ERRORS) and self._is_own:
+                    self._client.close()  # what it has in its pool may be half read
                 raise _translated(error, self.program) from error
 
     def _perform(self, effect: StreamEffect) -> Any:
@@ -126,8 +133,10 @@ class AsyncRedisStreamBroker:
         return moved
 
     async def close(self) -> None:
-        with suppress(OncekeyError):
+        try:
             await self._drive(self.program.leave())
+        except OncekeyError as error:
+            _log.info("nothing is given back: %s", error)
         if self._is_own:
             await self._client.aclose()
 
@@ -140,7 +149,11 @@ class AsyncRedisStreamBroker:
                 return stop.value
             try:
                 result = await self._perform(effect)
-            except ERRORS as error:
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
+                if not isinstance(error, ERRORS) and self._is_own:
+                    await self._client.aclose()  # what it has in its pool may be half read
                 raise _translated(error, self.program) from error
 
     async def _perform(self, effect: StreamEffect) -> Any:

@@ -37,7 +37,7 @@ def code_of(error: BaseException) -> str:
 
 
 def translated(error: BaseException, stream: str, group: str) -> OncekeyError:
-    """The error to raise for one of redis-py, or of the operating system."""
+    """The error to raise for one that a call of redis-py has raised."""
     code = code_of(error)
     first_line = str(error).strip().partition("\n")[0] or type(error).__name__
     if code == _NO_GROUP:

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.sqs.sqs_calls import Program, failure_of
 
 T = TypeVar("T")
@@ -30,8 +31,6 @@ class AiobotocoreCalls:
 
     async def run(self, program: Program[T]) -> T:
         """Run a program of calls."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         client = await self._client()
         answer: Any = None
         while True:
@@ -42,8 +41,12 @@ class AiobotocoreCalls:
                 return result
             try:
                 answer = await getattr(client, call.operation)(**call.arguments)
-            except (BotoCoreError, ClientError) as error:
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
                 answer = failure_of(error)
+                if not answer.is_known and self._given is None:
+                    await self.close()  # the next program makes another client
 
     async def close(self) -> None:
         """Close the client, if it was opened here."""

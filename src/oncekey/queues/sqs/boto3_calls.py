@@ -27,8 +27,6 @@ class Boto3Calls:
 
     def run(self, program: Program[T]) -> T:
         """Run a program of calls."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         client = self._client()
         answer: Any = None
         while True:
@@ -39,20 +37,23 @@ class Boto3Calls:
                 return result
             try:
                 answer = getattr(client, call.operation)(**call.arguments)
-            except (BotoCoreError, ClientError) as error:
+            except Exception as error:
                 answer = failure_of(error)
+                if not answer.is_known:
+                    self.close()  # the next program makes another client
 
     def close(self) -> None:
         """Close the client, if it was made here."""
-        if self._made is not None:
-            self._made.close()
-            self._made = None
+        made, self._made = self._made, None
+        if made is not None:
+            made.close()
 
     def _client(self) -> Any:
         if self._given is not None:
             return self._given
-        if self._made is None:
+        made = self._made
+        if made is None:
             import boto3
 
-            self._made = boto3.client("sqs")
-        return self._made
+            made = self._made = boto3.client("sqs")
+        return made

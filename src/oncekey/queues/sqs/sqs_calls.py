@@ -53,11 +53,13 @@ LASTING: Final = frozenset((Cause.QUEUE_GONE, Cause.REFUSED))
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """A call, or one entry of a batch call, that failed."""
+    """A call, or one entry of a batch call, that failed. `is_known` is False for an error that is
+    none of botocore's: nobody can tell in which state it has left the client."""
 
     cause: Cause
     code: str
     text: str
+    is_known: bool = True
 
     def __str__(self) -> str:
         return f"{self.cause.value} ({self.code}: {self.text})"
@@ -125,14 +127,15 @@ _CAUSES: Final[dict[str, Cause]] = {
 }
 
 
-def failure_of(error: Exception) -> CallFailed:
-    """Return what an exception of botocore means; boto3 and aiobotocore raise the same ones."""
+def failure_of(error: BaseException) -> CallFailed:
+    """Return what an exception of a client means; boto3 and aiobotocore raise the same ones."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):  # SQS has not answered
         name = type(error).__name__
         invalid = name in ("ParamValidationError", "ValidationError")
         fallback = Cause.INVALID if invalid else Cause.UNAVAILABLE
-        return CallFailed(_CAUSES.get(name, fallback), name, str(error))
+        is_known = type(error).__module__.startswith("botocore.")
+        return CallFailed(_CAUSES.get(name, fallback), name, str(error), is_known)
     described = response.get("Error", {})
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     code, text = str(described.get("Code", "")), str(described.get("Message", ""))
