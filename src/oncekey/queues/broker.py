@@ -3,8 +3,9 @@
 A consumer calls `receive` from one thread (or task), and `settle` and `extend` from another one;
 both may be called at the same time. A broker whose client cannot stand that has a lock or a thread
 of its own. All calls may raise `BrokerUnavailable`: the consumer goes on after a pause, and the
-broker connects again by itself. Whatever a lost connection leaves unsettled is delivered again, and
-the store then says what became of it, so nothing has to be repeated here.
+broker connects again by itself; what else a call may raise, and what follows, is said in
+broker_faults.py. Whatever a lost connection leaves unsettled is delivered again, and the store then
+says what became of it, so nothing has to be repeated here.
 """
 
 from __future__ import annotations

@@ -262,13 +262,13 @@ class AiokafkaBroker:
         if self._producer is None:
             return  # its partition was given up meanwhile, so it is delivered again
         topic, key, value, headers = forward.record
-        error: BaseException | None = None
+        error: str | None = None
         try:
             sent = self._producer.send_and_wait(topic, value, key=key, headers=headers)
             await asyncio.wait_for(sent, FORWARD_TIMEOUT_S)
         except BaseException as raised:
             self._check_client(raised)
-            error = raised
+            error = reason_of(raised)
         self._work.written(forward, error)
         self._settled.set()
         self._changed.set()

@@ -51,8 +51,7 @@ def offsets_of(offsets: Mapping[Partition, int]) -> dict[TopicPartition, int]:
 
 
 def unavailable(error: BaseException) -> BrokerUnavailable:
-    text = str(error) if isinstance(error, KafkaError) else reason_of(error)
-    return BrokerUnavailable(f"Kafka does not answer as it should: {text}")
+    return BrokerUnavailable(f"Kafka does not answer as it should: {reason_of(error)}")
 
 
 # --- what the cluster tells -----------------------------------------------------------------------

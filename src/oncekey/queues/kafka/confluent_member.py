@@ -138,7 +138,7 @@ class GroupMember:
                     topic, value=value, key=key, headers=list(headers), on_delivery=report
                 )
             except Exception as error:
-                self._work.written(forward, error)
+                self._work.written(forward, reason_of(error))
 
     def close(self) -> None:
         """Leave the group, without the lock. Whoever calls has waited for the handlers."""

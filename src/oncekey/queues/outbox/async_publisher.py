@@ -42,14 +42,15 @@ class AsyncOutboxPublisher(PublisherBase):
 
     async def run(self) -> None:
         """Publish until `stop`. What is being sent then is finished, the rest is given back."""
-        await self.once._ready()
-        try:
-            await self._drive(self._begin())
-        finally:
-            self._is_running = self._stopped = False
-            close = getattr(self._sender, "close", None)
-            if close is not None:
-                await close()
+        with self._ending():
+            await self.once._ready()
+            try:
+                await self._drive(self._begin())
+            finally:
+                self._is_running = self._stopped = False
+                close = getattr(self._sender, "close", None)
+                if close is not None:
+                    await close()
 
     async def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""

@@ -50,14 +50,15 @@ class OutboxPublisher(PublisherBase):
 
     def run(self) -> None:
         """Publish until `stop`. What is being sent then is finished, the rest is given back."""
-        self.once._ready()
-        try:
-            self._drive(self._begin())
-        finally:
-            self._is_running = self._stopped = False
-            close = getattr(self._sender, "close", None)
-            if close is not None:
-                close()
+        with self._ending():
+            self.once._ready()
+            try:
+                self._drive(self._begin())
+            finally:
+                self._is_running = self._stopped = False
+                close = getattr(self._sender, "close", None)
+                if close is not None:
+                    close()
 
     def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""

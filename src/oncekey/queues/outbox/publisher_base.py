@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.clock import Clock
+from oncekey.queues.disposition import describe
 from oncekey.queues.outbox.publisher_flow import Effect, PublisherSettings, Publishing, Report
+
+_log = logging.getLogger("oncekey")
 
 
 class PublisherBase:
@@ -37,6 +43,20 @@ class PublisherBase:
             raise ConfigurationError(f"publisher {self.name!r} is running already")
         self._is_running = True
         return self._flow.loop(self._count)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Log why `run` ends, whatever ends it: what a thread or a task raises is easily missed."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            _log.info("publisher %s ends: its task was cancelled", self.name)
+            raise
+        except BaseException as error:
+            _log.error("publisher %s ends: %s", self.name, describe(error))
+            raise
+        else:
+            _log.info("publisher %s ends: it was stopped", self.name)
 
     def _until_empty(self) -> Generator[Effect, Any, int]:
         """Publish what is due, until nothing is, or the broker cannot be reached."""

@@ -125,8 +125,10 @@ class PikaSession:
     def _wake(self) -> None:
         connection = self._connection
         if connection is not None and connection.is_open:
-            with suppress(Exception):  # the thread is about to find that out itself
+            try:
                 connection.add_callback_threadsafe(_nothing)
+            except Exception as error:  # the thread is about to find that out itself
+                _log.info("RabbitMQ: the connection was not woken: %s", reason_of(error))
 
     # --- the thread -----------------------------------------------------------------------------
 

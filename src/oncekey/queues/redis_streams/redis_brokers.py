@@ -3,8 +3,8 @@ stream_program.py, each with a client of its own kind. They repeat nothing."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import redis
@@ -35,6 +35,8 @@ from oncekey.queues.redis_streams.stream_program import (
 )
 from oncekey.queues.redis_streams.stream_scripts import script
 
+_log = logging.getLogger("oncekey")
+
 
 class RedisStreamBroker:
     """A stream, from threads. `server` is a URL, or a client that stays the caller's."""
@@ -64,8 +66,10 @@ class RedisStreamBroker:
         return moved
 
     def close(self) -> None:
-        with suppress(OncekeyError):  # what is not given back comes when its lease is over
+        try:
             self._drive(self.program.leave())
+        except OncekeyError as error:  # what is not given back comes when its lease is over
+            _log.info("nothing is given back: %s", error)
         if self._is_own:
             self._client.close()
 
@@ -129,8 +133,10 @@ class AsyncRedisStreamBroker:
         return moved
 
     async def close(self) -> None:
-        with suppress(OncekeyError):
+        try:
             await self._drive(self.program.leave())
+        except OncekeyError as error:
+            _log.info("nothing is given back: %s", error)
         if self._is_own:
             await self._client.aclose()
 
