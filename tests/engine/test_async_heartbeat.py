@@ -256,7 +256,9 @@ def _attempt(clock: Any, lease: int) -> AttemptBase:
 def test_a_heartbeat_task_goes_on_whatever_the_store_raises() -> None:
     async def main() -> None:
         case = Case()
-        answer, raised = case.heartbeat._apply, [RuntimeError("a bug"), OSError("a socket")]
+        answer = case.heartbeat._apply
+        # Some drivers cancel their own calls when they lose a connection.
+        raised = [RuntimeError("a bug"), asyncio.CancelledError(), OSError("a socket")]
 
         async def failing(command: Command) -> CommandResult:
             if raised:
@@ -266,7 +268,7 @@ def test_a_heartbeat_task_goes_on_whatever_the_store_raises() -> None:
         case.heartbeat._apply = failing
         attempt = case.attempt(b"a")
         case.clock.fire()
-        for left in (1, 0):
+        for left in (2, 1, 0):
             await yield_until(lambda: len(raised) == left and bool(case.clock.planned))  # noqa: B023
             case.clock.fire()
         await yield_until(lambda: case.renewed == [b"a"])

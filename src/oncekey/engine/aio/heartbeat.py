@@ -103,7 +103,10 @@ class AsyncHeartbeat:
         sent_at = self._clock.now()
         try:
             return await self._apply(command)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the attempt has ended; else a store's driver has cancelled its own call
             _log.exception("a heartbeat could not be sent; it is tried again")
             failed = StoreUnavailable(f"{type(error).__name__}: {error}")
             return CommandResult(failed, sent_at, self._clock.now())

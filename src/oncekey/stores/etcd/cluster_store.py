@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -48,6 +49,7 @@ TRIES_MAX: Final = 20
 # Records per request of lists, of the sweeper and of claims that lapse; fewer if the servers' limit
 # is lower.
 PAGE_MAX: Final = 100
+_log = logging.getLogger("oncekey")
 
 
 class ClusterStore:
@@ -137,10 +139,13 @@ class ClusterStore:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.sessions.interval):
                     await self.sessions.changed.wait()
-            # A failure is noticed by the next claim or renewal, which says so to its caller.
-            with contextlib.suppress(OncekeyError):
+            try:
                 await self.sessions.keep_alive(self.held.of_session)
                 await self.let_lapse()
+            except OncekeyError:
+                pass  # the next claim or renewal notices it, and says so to its caller
+            except Exception:  # the sessions of this process depend on this task
+                _log.exception("keeping the sessions of etcd alive failed; it is tried again")
 
     async def let_lapse(self) -> None:
         """Take claims that were not renewed in time out of their session."""
