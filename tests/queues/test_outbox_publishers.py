@@ -330,3 +330,18 @@ def test_an_outbox_without_its_table_says_what_to_do(tmp_path: Path, case: Outbo
         case.do(case.outbox.create_table())
     case.add("a")
     assert case.bodies() == ["a"]
+
+
+def test_a_publisher_that_ends_with_an_error_says_so_in_the_log(
+    case: OutboxCase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a thread or a task raises is easily missed."""
+    publisher = case.publisher(Sent()).publisher
+
+    def broken(command: object) -> None:
+        raise Exception("of no class that anybody names")
+
+    publisher._store = type("Broken", (), {"outbox": staticmethod(broken)})()
+    with caplog.at_level("INFO", "oncekey"), pytest.raises(Exception, match="of no class"):
+        case.do(publisher.run())
+    assert "publisher outbox ends: Exception: of no class that anybody names" in caplog.text

@@ -23,6 +23,11 @@ def kafka_mock() -> KafkaMock:
     return require(_kafka_mock)
 
 
+def quick_kafka_mock() -> KafkaMock:
+    """The shared mock cluster whose groups begin without a delay."""
+    return require(_quick_kafka_mock)
+
+
 @functools.cache
 def _kafka() -> KafkaServer:
     return started(KafkaServer())
@@ -31,3 +36,8 @@ def _kafka() -> KafkaServer:
 @functools.cache
 def _kafka_mock() -> KafkaMock:
     return started(KafkaMock())
+
+
+@functools.cache
+def _quick_kafka_mock() -> KafkaMock:
+    return started(KafkaMock(is_quick=True))

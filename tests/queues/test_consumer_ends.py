@@ -1,0 +1,195 @@
+"""What ends a consumer and what does not, in threads and in tasks: the rule of broker_faults.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from tests.queues.running_consumer import Handled, running, send, wait_until
+from tests.support.log_records import Written, written_log
+
+from oncekey import AsyncOnce
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues import AsyncConsumer, AsyncMemoryBroker
+from oncekey.queues.broker import Settled
+from oncekey.queues.consumer_settings import BrokerFacts
+from oncekey.queues.memory_broker import MemoryBroker
+from oncekey.queues.queue_message import Message
+from oncekey.queues.work_in_hand import WorkInHand
+
+CALLS = ("receive", "settle", "extend")
+
+
+class FaultyBroker(MemoryBroker):
+    """Raises an error at the next call of a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[str, BaseException] = {}
+
+    def _meet(self, call: str) -> None:
+        error = self.errors.pop(call, None)
+        if error is not None:
+            raise error
+
+    def facts(self) -> BrokerFacts:
+        self._meet("facts")
+        return super().facts()
+
+    def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        self._meet("receive")
+        return super().receive(most, min(wait, 0.01), lease)
+
+    def settle(self, settled: Sequence[Settled]) -> None:
+        self._meet("settle")
+        super().settle(settled)
+
+    def extend(self, messages: Sequence[Message], seconds: float) -> None:
+        self._meet("extend")
+        super().extend(messages, seconds)
+
+    def close(self) -> None:
+        self._meet("close")
+        super().close()
+
+
+@pytest.fixture(params=("threads", "tasks"))
+def kind(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def log() -> Iterator[Written]:
+    with written_log("oncekey", 10) as written:
+        yield written
+
+
+def has_line(log: Written, *words: str) -> bool:
+    return any(all(word in line for word in words) for line in log.lines)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_exception_of_any_class_is_told_and_the_consumer_goes_on(
+    kind: str, call: str, log: Written
+) -> None:
+    queue, handler = FaultyBroker(), Handled(held=True)
+    queue.errors[call] = Exception("of no class that anybody names")
+    send(queue, 1)
+    with running(kind, queue) as made:
+        made.start(handler, lease="300ms", retry_safe=True)
+        if call == "extend":
+            wait_until(lambda: not queue.errors, "extending has failed")
+        handler.gate.set()
+        wait_until(lambda: not len(queue), "the queue is empty")
+        send(queue, 2)
+        wait_until(lambda: not len(queue), "the queue is empty again")
+    assert made.error is None
+    assert handler.ids == [1, 2]
+    assert has_line(log, "consumer shipping", "Exception: of no class that anybody names")
+    assert has_line(log, "consumer shipping ends: it was stopped")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_refusal_ends_the_consumer_and_the_log_says_why(
+    kind: str, call: str, log: Written
+) -> None:
+    queue, handler = FaultyBroker(), Handled(held=True)
+    queue.errors[call] = refusal = ConfigurationError("the right is missing")
+    send(queue, 1)
+    with running(kind, queue) as made:
+        made.start(handler, lease="300ms")
+        if call == "extend":
+            wait_until(lambda: not queue.errors, "extending was refused")
+        handler.gate.set()
+        made.join()
+    assert made.error is refusal
+    assert has_line(log, "consumer shipping ends: ConfigurationError: the right is missing")
+
+
+def test_an_error_at_the_start_ends_it_and_the_log_says_why(kind: str, log: Written) -> None:
+    queue = FaultyBroker()
+    queue.errors["facts"] = error = ValueError("a driver's own error")
+    with running(kind, queue) as made:
+        made.start(Handled())
+        made.join()
+    assert made.error is error
+    assert has_line(log, "consumer shipping ends: ValueError: a driver's own error")
+
+
+def test_a_broker_that_cannot_be_left_is_told_and_run_returns(kind: str, log: Written) -> None:
+    queue = FaultyBroker()
+    queue.errors["close"] = Exception("the door is stuck")
+    with running(kind, queue) as made:
+        made.start(Handled())
+    assert made.error is None
+    assert has_line(log, "leaving the broker failed: Exception: the door is stuck")
+
+
+def test_a_worker_that_fails_ends_the_consumer_and_not_in_silence(
+    kind: str, log: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message would be handled by it any more, and nobody would know."""
+    bug, end = RuntimeError("a bug"), WorkInHand.end
+    was_raised: list[bool] = []
+
+    def fails_once(hand: WorkInHand, *arguments: Any) -> Any:
+        settled = end(hand, *arguments)
+        if not was_raised:
+            was_raised.append(True)
+            raise bug
+        return settled
+
+    monkeypatch.setattr(WorkInHand, "end", fails_once)
+    queue = FaultyBroker()
+    send(queue, 1)
+    with running(kind, queue) as made:
+        made.start(Handled())
+        made.join()
+    assert made.error is bug
+    assert has_line(log, "consumer shipping ends: RuntimeError: a bug")
+
+
+class CancellingBroker(AsyncMemoryBroker):
+    """Cancels calls as aiormq does: nobody has asked for it."""
+
+    cancelled = 0
+
+    async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        if self.cancelled < 2:
+            self.cancelled += 1
+            raise asyncio.CancelledError
+        return await super().receive(most, min(wait, 0.01), lease)
+
+    async def settle(self, settled: Sequence[Settled]) -> None:
+        if self.cancelled < 4:
+            self.cancelled += 1
+            raise asyncio.CancelledError
+        await super().settle(settled)
+
+
+def test_a_cancellation_of_the_client_is_a_fault_and_one_of_the_task_is_not(log: Written) -> None:
+    queue, handled = MemoryBroker(), []
+
+    async def handler(message: Message) -> None:
+        handled.append(message.json()["id"])
+
+    async def main() -> None:
+        async with AsyncOnce("memory://") as once:
+            broker = CancellingBroker(queue)
+            options: dict[str, Any] = {"name": "shipping", "key": "json:$.id", "lease": "300ms"}
+            consumer = AsyncConsumer(once, handler, broker, **options)
+            task = asyncio.create_task(consumer.run())
+            send(queue, 1)
+            await asyncio.to_thread(wait_until, lambda: not len(queue), "the queue is empty")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert handled == [1]
+    assert has_line(log, "client has cancelled it", "trying again")
+    assert has_line(log, "client has cancelled it", "the messages will come again")
+    assert has_line(log, "consumer shipping ends: its task was cancelled")
