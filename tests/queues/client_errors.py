@@ -74,4 +74,9 @@ def is_named(error: BaseException, lines: str) -> bool:
     """True if log lines say which error it was: by its text, or by its class."""
     if isinstance(error, asyncio.CancelledError):
         return "has cancelled it" in lines or "CancelledError" in lines
-    return type(error).__name__ in lines or (str(error) or repr(error)) in lines
+    if type(error).__name__ in lines:
+        return True
+    text = ""
+    with contextlib.suppress(Exception):
+        text = str(error) or repr(error)
+    return bool(text) and text in lines

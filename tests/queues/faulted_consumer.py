@@ -167,7 +167,10 @@ class FaultedConsumer:
 
     def check_named(self, error: BaseException) -> None:
         """Check that a log line says what happened."""
-        self.wait(lambda: is_named(error, "\n".join(self.log.lines)), f"a line names {error!r}")
+        self.wait(
+            lambda: is_named(error, "\n".join(self.log.lines)),
+            f"a line names a {type(error).__name__}",
+        )
 
     def check_refusal(self) -> None:
         """Check that it ended because the broker refused something, and said so."""

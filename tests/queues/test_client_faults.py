@@ -20,7 +20,7 @@ from tests.queues.faulted_consumer import START, FaultedConsumer, faulted
 # The phases of a run in which a call may be made, those in which a fault is cheapest first.
 WORK = ("ok", "dead", "held", "retried")
 RECONNECT, STOP = "reconnect", "stop"
-PHASES = (*WORK, RECONNECT, STOP, START)
+PHASES = ("ok", "dead", "held", RECONNECT, "retried", STOP, START)
 SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 
 # A client whose own `close` has failed leaves its sockets to the garbage collector.
@@ -144,6 +144,8 @@ def _by_phase(item: tuple[str, str]) -> tuple[int, str]:
 
 def fail_with_all(run: FaultedConsumer, kind: str, errors: list[BaseException]) -> set[str]:
     """Have calls of one kind fail with each of these errors; the classes that end the consumer."""
+    # The last is none that could end the consumer a moment after everything was raised.
+    errors = [*errors, Exception("the last one")]
     label, refused = run.case.calls[kind], set()
     run.seam.fail(label, *errors)
     if kind == "settle":
@@ -212,8 +214,8 @@ def test_each_call_may_fail_with_each_exception(
     with faulted(case, monkeypatch, tmp_path) as run:
         for label, phase in sorted(record(run).items(), key=_by_phase):
             for error in case.errors() if phase in WORK else ():
-                if not run.is_alive:
-                    run.start()
+                while run.is_ending:  # a start meets the fault that an end came before
+                    end_and_start(run)
                 run.seam.fail(label, error)
                 run.case.provoke()
                 run.send(phase)
@@ -221,5 +223,11 @@ def test_each_call_may_fail_with_each_exception(
                 run.release.set()
                 if type(error).__name__ not in case.answers:
                     run.check_named(error)
-                if run.is_ending:
-                    run.check_refusal()
+
+
+def end_and_start(run: FaultedConsumer) -> None:
+    if run.error is not None or run.is_alive:
+        run.check_end_is_told()
+        if run.has_begun:
+            run.check_refusal()
+    run.start()

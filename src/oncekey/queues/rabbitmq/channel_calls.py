@@ -8,6 +8,7 @@ is consumed on one channel; letters are published, and dead letters taken, on a 
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import ConfigurationError
@@ -122,9 +123,11 @@ def publish(letters: list[Letter]) -> Program[list[str | None]]:
 
 def reason_of(error: BaseException) -> str:
     """Why a call failed, in the client's own words; some of pika's errors have none."""
-    if isinstance(error, Exception) and not str(error):
-        return repr(error)
-    return broker_faults.reason_of(error).removeprefix(_PREFIX)
+    reason = broker_faults.reason_of(error).removeprefix(_PREFIX)
+    if reason.rstrip() == f"{type(error).__name__}:":
+        with suppress(Exception):  # pika has some that cannot be shown
+            return repr(error)
+    return reason
 
 
 def unavailable(error: BaseException) -> BrokerUnavailable:
