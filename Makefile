@@ -26,16 +26,20 @@ $(BIN)/python:
 	  { echo "oncekey needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "Python's venv module is missing (on Debian: the package python3-venv)"; exit 1; }
-	@$(PIP) --require-hashes -r requirements/installer.txt || echo "no uv here; pip installs, which takes longer"
+
+$(VENV)/.installer: requirements/installer.txt | $(BIN)/python
+	@test $(UV_PROGRAM) != $(BIN)/uv || $(PIP) --require-hashes -r requirements/installer.txt || \
+	  echo "no uv for this machine; pip installs, which takes longer"
+	@touch $@
 
 # The sets share one .venv: versions in the smaller sets are those of the development set.
-$(VENV)/.demo: requirements/demo.txt pyproject.toml | $(BIN)/python
+$(VENV)/.demo: requirements/demo.txt pyproject.toml | $(VENV)/.installer
 	@echo "installing what the demo needs into $(VENV) ..."
 	@$(INSTALL) --require-hashes -r requirements/demo.txt
 	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+$(VENV)/.dev: requirements/dev.txt pyproject.toml | $(VENV)/.installer
 	@echo "installing the development set into $(VENV) ..."
 	@$(INSTALL) --require-hashes -r requirements/dev.txt
 	@$(INSTALL) --no-deps --no-build-isolation -e .
