@@ -14,7 +14,7 @@ from tests.support import quick_tests, repeated_runs
 from tests.support.python_versions import Interpreter, Row, interpreters
 from tests.support.python_versions import table as version_table
 from tests.support.repeated_runs import Run, counts, table
-from tests.support.run_order import shuffled
+from tests.support.run_order import FIRST, shuffled
 from tests.support.run_report import repeat_lines, skipped_groups, slowest_files
 from tests.support.run_seed import run_seed, seed_of
 from tests.support.servers import processes
@@ -68,6 +68,11 @@ def test_a_shuffle_keeps_files_and_the_cases_of_a_test_together(
     ):
         changes = sum(name != following for name, following in itertools.pairwise(names))
         assert changes == len(set(names)) - 1
+
+
+@pytest.mark.parametrize("file", FIRST)
+def test_a_file_that_comes_first_exists(file: str) -> None:
+    assert (ROOT / "tests" / file).exists()
 
 
 # --- the end of a run -----------------------------------------------------------------------------
