@@ -53,6 +53,7 @@ def pytest_report_header() -> str:
     return f"seed: {run_seed()} (ONCEKEY_SEED={run_seed()} draws the same lots again)"
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest then puts cases together that share a fixture
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left = set(left_to_soak(items))
     if quick_tests.is_asked_for():

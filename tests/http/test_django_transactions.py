@@ -16,7 +16,7 @@ from tests.http.socket_client import Response
 from tests.support.postgres_stores import server
 from tests.support.servers import require
 from tests.support.servers.http_servers import Gunicorn
-from tests.support.servers.processes import wait_until
+from tests.support.servers.processes import fresh_name, wait_until
 
 DJANGO = "tests.http.wsgi_apps.django_app:app"
 
@@ -33,7 +33,7 @@ class Shop(NamedTuple):
 
 
 def on_postgres() -> Iterator[Shop]:
-    url = server().create_database("django_http")
+    url = server().create_database(fresh_name("django"))
 
     def send(sql: str) -> list[Any]:
         with psycopg.connect(url, autocommit=True) as connection:

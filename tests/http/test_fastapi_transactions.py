@@ -20,7 +20,7 @@ from tests.http.socket_client import Response
 from tests.support.postgres_stores import server
 from tests.support.servers import require
 from tests.support.servers.http_servers import Uvicorn
-from tests.support.servers.processes import wait_until
+from tests.support.servers.processes import fresh_name, wait_until
 
 from oncekey import AsyncOnce
 from oncekey.http.fastapi import Idempotency
@@ -50,7 +50,7 @@ class Database:
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[Database]:
-    made = Database(server().create_database("fastapi-transactions"))
+    made = Database(server().create_database(fresh_name("fastapi")))
     made.empty()
     yield made
     made.close()
@@ -244,7 +244,7 @@ def test_a_streamed_response_writes_in_the_transaction(app: ServedApp, database:
 
 def test_the_example_places_an_order_once() -> None:
     require(lambda: Uvicorn("x:y"))
-    database = Database(server().create_database("fastapi-example"))
+    database = Database(server().create_database(fresh_name("fastapi")))
     environment = {"DATABASE_URL": database.url}
     try:
         with serve_app(Uvicorn, "examples.fastapi_sqlalchemy:app", env=environment) as app:
