@@ -113,7 +113,7 @@ def aio_pika_case(patch: pytest.MonkeyPatch) -> FaultCase:
 # --- Kafka ----------------------------------------------------------------------------------------
 
 
-class _Topics(KafkaQueues):
+class Topics(KafkaQueues):
     """Topics with a group each, so that the consumers of two tests never wait for each other."""
 
     def _topic(self, queue: str) -> Topic:
@@ -164,7 +164,7 @@ def confluent_case(patch: pytest.MonkeyPatch) -> FaultCase:
         "open": "Consumer.subscribe",
     }
     modules = ("confluent_kafka.error", "confluent_kafka")
-    return FaultCase(False, _Topics(kafka_servers.kafka().client), modules, _watch_confluent, calls)
+    return FaultCase(False, Topics(kafka_servers.kafka().client), modules, _watch_confluent, calls)
 
 
 def aiokafka_case(patch: pytest.MonkeyPatch) -> FaultCase:
@@ -179,7 +179,7 @@ def aiokafka_case(patch: pytest.MonkeyPatch) -> FaultCase:
     refusals = {"receive": frozenset({"NoOffsetForPartitionError"})}
     return FaultCase(
         True,
-        _Topics(kafka_servers.quick_kafka_mock().client),
+        Topics(kafka_servers.quick_kafka_mock().client),
         ("aiokafka.errors",),
         _watch_aiokafka,
         calls,

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
@@ -47,7 +48,7 @@ from oncekey.queues.kafka.kafka_settings import (
     WAIT_MAX_S,
     KafkaSettings,
 )
-from oncekey.queues.kafka.partition_work import Forward, PartitionWork
+from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
 from oncekey.queues.queue_message import Message
 
 # What aiokafka calls the generation of a member that the group has put out.
@@ -67,7 +68,7 @@ class AiokafkaBroker:
         self._consumer: AIOKafkaConsumer | None = None
         self._producer: AIOKafkaProducer | None = None
         self._poller: asyncio.Task[None] | None = None
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Task[str | None]] = set()
         self._changed = asyncio.Event()  # there may be messages to take
         self._settled = asyncio.Event()  # some may be done
         self._wanted_at = 0.0
@@ -131,6 +132,8 @@ class AiokafkaBroker:
         await self._stop_polling()
         for write in self._writes:
             write.cancel()
+        if self._writes:
+            await asyncio.wait(self._writes)
         await self._stop_clients()
         self._failure = self._trouble = None
         self._is_lost = False
@@ -256,20 +259,25 @@ class AiokafkaBroker:
         for forward in forwards:
             task = asyncio.get_running_loop().create_task(self._write(forward))
             self._writes.add(task)
-            task.add_done_callback(self._writes.discard)
+            task.add_done_callback(partial(self._written, forward))
 
-    async def _write(self, forward: Forward) -> None:
+    async def _write(self, forward: Forward) -> str | None:
+        """Write a record; returns why it could not be written, if it could not."""
         if self._producer is None:
-            return  # its partition was given up meanwhile, so it is delivered again
+            return GIVEN_UP
         topic, key, value, headers = forward.record
-        error: str | None = None
         try:
             sent = self._producer.send_and_wait(topic, value, key=key, headers=headers)
             await asyncio.wait_for(sent, FORWARD_TIMEOUT_S)
-        except BaseException as raised:
-            self._check_client(raised)
-            error = reason_of(raised)
-        self._work.written(forward, error)
+        except BaseException as error:
+            self._check_client(error)
+            return reason_of(error)
+        return None
+
+    def _written(self, forward: Forward, task: asyncio.Task[str | None]) -> None:
+        """Note how a write ended, however it did: until then its partition waits for it."""
+        self._writes.discard(task)
+        self._work.written(forward, GIVEN_UP if task.cancelled() else task.result())
         self._settled.set()
         self._changed.set()
 

@@ -19,7 +19,7 @@ from oncekey.queues.kafka.confluent_redrive import redrive
 from oncekey.queues.kafka.confluent_topics import ConfluentTopics
 from oncekey.queues.kafka.confluent_values import connection_options
 from oncekey.queues.kafka.kafka_settings import WAIT_MAX_S, KafkaSettings
-from oncekey.queues.kafka.partition_work import PartitionWork
+from oncekey.queues.kafka.partition_work import GIVEN_UP, PartitionWork
 from oncekey.queues.queue_message import Message
 
 
@@ -73,6 +73,9 @@ class ConfluentBroker:
             member = self._member
             if member is not None:
                 member.forward(forwards)
+            else:
+                for forward in forwards:
+                    self._work.written(forward, GIVEN_UP)
             self._changed.notify_all()
 
     def extend(self, messages: Sequence[Message], seconds: float) -> None:

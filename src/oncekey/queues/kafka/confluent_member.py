@@ -16,6 +16,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.kafka.confluent_topics import code_of, unavailable
 from oncekey.queues.kafka.confluent_values import (
@@ -36,7 +37,7 @@ from oncekey.queues.kafka.kafka_settings import (
     KafkaSettings,
 )
 from oncekey.queues.kafka.order_queue import Partition
-from oncekey.queues.kafka.partition_work import Forward, PartitionWork
+from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
 
 # A consumer that gets one of these would get it for ever.
 _FINAL: Final = frozenset(
@@ -76,6 +77,8 @@ class GroupMember:
         self._trouble: OncekeyError | None = None  # raised once
         self._failure: BaseException | None = None  # raised always
         self._is_lost = False
+        self._has_left = False
+        self._unwritten: dict[int, Forward] = {}  # that the producer has not reported on
         self._wanted_at = time.monotonic()
         self._commit_after = 0.0
         self._is_checked = True
@@ -132,13 +135,22 @@ class GroupMember:
         """Begin to write records to other topics; the thread hears how it ended."""
         for forward in forwards:
             topic, key, value, headers = forward.record
-            report = self._report(forward)
+            self._unwritten[id(forward)] = forward
             try:
+                if self._has_left:
+                    raise BrokerUnavailable(GIVEN_UP)
                 self._producer.produce(
-                    topic, value=value, key=key, headers=list(headers), on_delivery=report
+                    *(topic, value, key),
+                    headers=list(headers),
+                    on_delivery=self._report(forward),
                 )
             except Exception as error:
-                self._work.written(forward, reason_of(error))
+                self._note_written(forward, reason_of(error))
+
+    def _note_written(self, forward: Forward, error: object) -> None:
+        if self._unwritten.pop(id(forward), None) is not None:
+            self._work.written(forward, error)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Leave the group, without the lock. Whoever calls has waited for the handlers."""
@@ -217,14 +229,16 @@ class GroupMember:
                 topic, reason = self._settings.topic, reason_of(error)
                 _log.warning("the Kafka consumer of %s did not close: %s", topic, reason)
         with self._changed:
+            self._has_left = True
             self._work.end(self._work.partitions)
+            for forward in list(self._unwritten.values()):
+                self._note_written(forward, GIVEN_UP)
             self._changed.notify_all()
 
     def _report(self, forward: Forward) -> Callable[[KafkaError | None, Message], None]:
         def report(error: KafkaError | None, message: Message) -> None:
             with self._changed:
-                self._work.written(forward, error)
-                self._changed.notify_all()
+                self._note_written(forward, error)
 
         return report
 

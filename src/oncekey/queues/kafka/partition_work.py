@@ -28,12 +28,15 @@ from oncekey.queues.kafka.kafka_settings import FORWARD_RETRY_S, KafkaSettings
 from oncekey.queues.kafka.order_queue import Entry, Partition
 from oncekey.queues.queue_message import Message
 
+# Why a record was not written whose client has failed meanwhile.
+GIVEN_UP: Final = "its client was given up; the message is delivered again"
 _log = logging.getLogger("oncekey")
 _AGAIN: Final = frozenset((Kind.HIDE, Kind.RETRY, Kind.GIVE_BACK))
 
 
 class Forward(NamedTuple):
-    """A record that the client is to write; `written` is told whether it was, durably."""
+    """A record that the client is to write; `written` is told whether it was, durably. It must be
+    told in any case, also of a partition that was lost: messages in order wait for it."""
 
     record: ForwardedRecord
     entry: Entry[ReceivedRecord]
