@@ -8,6 +8,7 @@ function returns to another. Here all of them count, so that what is proved depe
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,9 @@ class Interrupter:
         self._before: dict[FrameType, str] = {}
 
     def __enter__(self) -> Self:
+        # Python 3.12.1 crashes if another thread collects garbage while a generator is traced.
+        self._collects = gc.isenabled()
+        gc.disable()
         # Python 3.12 traces instructions only if a frame has asked for it before.
         sys._getframe().f_trace_opcodes = True
         self._old = sys.gettrace()
@@ -70,6 +74,8 @@ class Interrupter:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._old)
         self._before.clear()
+        if self._collects:
+            gc.enable()
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if self.came or not frame.f_code.co_filename.startswith(self._within):

@@ -21,13 +21,13 @@ TESTS: Final = Path(__file__).parents[1]
 
 # The files that take longest, the longest first. A file that is not here comes after them.
 FIRST: Final = (
+    "queues/test_client_faults.py",
     "explore/test_explorer.py",
     "chaos/test_chaos_run.py",
     "contract/test_store_contract.py",
     "demo/test_demo_page.py",
     "docs/test_docs_code_of_queues.py",
     "contract/test_postgres_store_contract.py",
-    "queues/test_client_faults.py",
     "queues/test_kafka_headers.py",
     "contract/test_engine_contract.py",
     "model/test_stores_against_the_model.py",
