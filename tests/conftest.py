@@ -18,6 +18,9 @@ if str(ROOT) not in sys.path:
 
 pytest.register_assert_rewrite("oncekey.testing.contract")
 
+# Before gRPC is imported: what it does in a fork crashes some of them, and no fork here uses it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from tests.support import quick_tests, reused_redis_stores, reused_stores  # noqa: E402
 from tests.support.covering_sets import left_to_soak  # noqa: E402
 from tests.support.run_order import put_in_order  # noqa: E402

@@ -54,8 +54,19 @@ class User:
     wrapper: tuple[str, ...] = ()
     owner: int | None = None
 
+    def prefix(self) -> Sequence[str]:
+        """What stands before a command, so that it runs as this user.
+
+        Python could become the user by itself, but would copy this process for that. gRPC, which
+        the tests of etcd have in it, crashes some of these copies before they run the command.
+        """
+        if self.owner is None or not shutil.which("setpriv"):
+            return self.wrapper
+        identity = (f"--reuid={self.owner}", f"--regid={self.owner}", "--clear-groups")
+        return ("setpriv", *identity, "--", *self.wrapper)
+
     def options(self) -> dict[str, Any]:
-        if self.owner is None:
+        if self.owner is None or shutil.which("setpriv"):
             return {}
         return {"user": self.owner, "group": self.owner, "extra_groups": []}
 
@@ -75,7 +86,7 @@ class User:
     ) -> str:
         """Run a command to its end and return its output."""
         done = subprocess.run(
-            [*self.wrapper, *map(str, command)],
+            [*self.prefix(), *map(str, command)],
             cwd=directory,
             env=clean_environment(env),
             stdin=subprocess.DEVNULL,
@@ -295,7 +306,7 @@ def launch(
     log = directory / "log"
     with log.open("ab") as output:
         popen = subprocess.Popen(
-            [*user.wrapper, *_tied_to_this_process(death_signal), *map(str, command)],
+            [*user.prefix(), *_tied_to_this_process(death_signal), *map(str, command)],
             cwd=directory,
             env=clean_environment(env),
             stdin=subprocess.DEVNULL,
