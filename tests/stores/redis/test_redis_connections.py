@@ -114,6 +114,26 @@ def test_cut_connections_are_replaced(store: Any, proxy: Proxy) -> None:
     assert store.apply([finish(command, fence)]) == [Done()]
 
 
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
+@pytest.mark.parametrize("open_store", ["async"], indirect=True)
+def test_a_write_that_an_event_loop_refuses_is_a_cut_connection(
+    store: Any, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio of 3.12.1 and uvloop raise these if the connection has just been closed (I4, I9)."""
+    command = fresh()
+    fence = claimed(store, command)
+    write, refused = asyncio.StreamWriter.writelines, [error("the handler is closed")]
+
+    def refusing(writer: asyncio.StreamWriter, lines: Any) -> None:
+        if refused:
+            raise refused.pop()
+        write(writer, lines)
+
+    monkeypatch.setattr(asyncio.StreamWriter, "writelines", refusing)
+    assert store.apply([finish(command, fence)]) == [Done()]
+    assert refused == []
+
+
 def test_s5_a_server_that_is_away_refuses_at_last_and_nothing_was_done(
     open_store: Opener,
 ) -> None:

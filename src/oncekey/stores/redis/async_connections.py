@@ -37,7 +37,9 @@ from oncekey.stores.redis.packed_words import packed
 from oncekey.stores.redis.sentinel_clients import keep_every_sentinel
 from oncekey.stores.redis.slot_table import Node, SingleNode, SlotTable
 
-ERRORS: Final = (RedisError, OSError)
+# A write to a connection that has just been closed is an AttributeError in the asyncio of Python
+# 3.12.0 and 3.12.1, and a RuntimeError in uvloop. redis-py passes both on.
+ERRORS: Final = (RedisError, OSError, AttributeError, RuntimeError)
 
 
 class LoopPools(ClosedWithLoop):
