@@ -22,6 +22,7 @@ ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "build" / "test-versions"
 OLDEST: Final = (3, 11)
 RUN_LIMIT_S: Final = 3600
+# Each names ARGS: else it would be that of the `make` that started this.
 PROOFS: Final = 'ARGS=-m "not seeded"'  # what draws lots says little of a version
 _NAME: Final = re.compile(r"python3(\.\d+)?$")
 _ASK: Final = (
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     for interpreter in chosen:
         _say(f"CPython {interpreter.name} ({interpreter.path}) ...")
-        rows.append(_run(interpreter, ["quick"] if options.quick else ["test", PROOFS]))
+        rows.append(_run(interpreter, ["quick", "ARGS="] if options.quick else ["test", PROOFS]))
         _say(f"  {rows[-1].result}")
     _say("")
     for line in table(rows):
@@ -152,7 +153,8 @@ def _environment(interpreter: Interpreter) -> list[str]:
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     told = [line.strip("= ") for line in lines if re.search(r"\d+ (passed|failed|error)", line)]
-    return (told or lines or ["nothing"])[-1] + f" ({log.relative_to(ROOT)})"
+    told = told or [line for line in lines if not line.startswith("make")]
+    return (told or ["nothing"])[-1] + f" ({log.relative_to(ROOT)})"
 
 
 def table(rows: Sequence[Row]) -> list[str]:
