@@ -241,9 +241,7 @@ def test_a_synchronous_standby_is_no_fault(pair: tuple[Postgres, Postgres]) -> N
         primary.configure({"synchronous_standby_names": ""})
 
 
-def test_each_unsafe_setting_of_the_server_is_named(pair: tuple[Postgres, Postgres]) -> None:
-    primary, standby = pair
-    standby.stop()
+def test_each_unsafe_setting_of_the_server_is_named() -> None:
     unsafe: dict[str, Any] = {
         "fsync": False,
         "full_page_writes": False,
@@ -251,8 +249,12 @@ def test_each_unsafe_setting_of_the_server_is_named(pair: tuple[Postgres, Postgr
         "autovacuum": False,
         "synchronous_standby_names": "nobody",
     }
-    primary.configure(unsafe)
-    found = checkup(primary.url())
+    with ExitStack() as stack:
+        primary = fresh_server()
+        stack.callback(primary.close)
+        migrate(primary.url())
+        primary.configure(unsafe)
+        found = checkup(primary.url())
     assert problems(found.findings) == {
         "postgres.fsync": "broken",
         "postgres.full-page-writes": "broken",

@@ -73,6 +73,7 @@ class OpenCallers:
             raise
         for each, caller in zip(kinds, callers, strict=True):
             caller.ran = 0
+            self.run(each, _ended_transaction(each, caller))
             self._open.setdefault(_name(each, options), []).append(caller)
 
     def _caller(self, kind: str, options: dict[str, Any]) -> Caller:
@@ -88,6 +89,14 @@ class OpenCallers:
             for caller in callers:
                 self.run(kind, caller.__aexit__())
         self._runner.close()
+
+
+async def _ended_transaction(kind: str, caller: Caller) -> None:
+    """SQLAlchemy begins a transaction at a query by itself; the next scenario begins its own."""
+    if kind.startswith("sqlalchemy"):
+        ended = caller.subject.rollback()
+        if inspect.isawaitable(ended):
+            await ended
 
 
 def _name(kind: str, options: dict[str, Any]) -> tuple[str, str]:

@@ -6,12 +6,14 @@ fence (I1, I4, I9).
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import asyncpg
 import pytest
 from tests.support.postgres_adapters import (
     StoreAdapter,
@@ -201,6 +203,23 @@ def test_a_callers_pool_survives_a_server_restart(
         postgres.start()
         assert store.apply([make_finish(make_claim("k"), fence)]) == [Done()]
         store.close()
+
+
+def test_a_connection_that_its_pool_has_taken_back_counts_as_closed(postgres: Postgres) -> None:
+    """asyncpg's pool does so by itself when a connection is lost during a call. What is left of it
+    raises an error of asyncpg's own, which callers of the store must not see (S5)."""
+
+    async def lose() -> None:
+        async with asyncpg.create_pool(postgres.url(), min_size=1, max_size=1) as pool:
+            connection: Any = await pool.acquire()
+            pooled = asyncpg_connections.PooledConnection(connection)
+            connection.remove_log_listener(pooled._on_notice)
+            await pool.release(connection)
+            assert pooled.is_closed
+            pooled.detach()
+            pooled.terminate()
+
+    asyncio.run(lose())
 
 
 # --- gone in the middle -----------------------------------------------------------------------

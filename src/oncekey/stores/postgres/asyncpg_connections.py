@@ -63,7 +63,10 @@ class PooledConnection:
 
     @property
     def is_closed(self) -> bool:
-        return bool(self.connection.is_closed())
+        try:
+            return bool(self.connection.is_closed())
+        except asyncpg.InterfaceError:
+            return True  # it was lost, and a caller's pool has taken it back by itself
 
     def is_fresh(self) -> bool:
         return not self.is_closed and time.monotonic() < self._expires
@@ -80,12 +83,12 @@ class PooledConnection:
 
     def terminate(self) -> None:
         """Close the connection abruptly, because its protocol state is unknown."""
-        if not self.connection.is_closed():
+        if not self.is_closed:
             self.connection.terminate()
 
     def detach(self) -> None:
         """Restore the connection before it goes back to the caller's pool."""
-        if not self.connection.is_closed():
+        if not self.is_closed:
             self.connection.remove_log_listener(self._on_notice)
 
 
