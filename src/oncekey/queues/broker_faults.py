@@ -10,8 +10,8 @@
     a cancellation of the caller; KeyboardInterrupt  ends with it
 
 Clients raise more than they say: aiormq gives a bare `Exception` to the calls that are in flight
-when a connection is closed. So no broker lists what its client may raise. Each lists the few answers
-by which its server refuses, and drops the connection that anything else came from.
+when a connection is closed. So no broker lists what its client may raise. Each lists the few
+answers by which its server refuses, and drops the connection that anything else came from.
 """
 
 from __future__ import annotations
