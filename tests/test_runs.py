@@ -158,6 +158,11 @@ def test_repeated_runs_say_what_make_test_says() -> None:
     assert f"PARALLEL = {' '.join(repeated_runs.PARALLEL)}\n" in makefile
 
 
+def test_make_quick_collects_the_folders_of_the_quick_part() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"$(addprefix tests/,{' '.join(quick_tests.FOLDERS)})" in makefile
+
+
 def test_this_python_is_found_and_what_does_not_run_is_passed_over(tmp_path: Path) -> None:
     broken = tmp_path / "python3.99"
     broken.write_text("#!/bin/sh\nexit 3\n", encoding="utf-8")

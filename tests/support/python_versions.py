@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.support.repeated_runs import ROOT, minutes, run_logged, say
+
 FOLDER: Final = ROOT / "build" / "test-versions"
 OLDEST: Final = (3, 11)
-RUN_LIMIT_S: Final = 3600
 # Each names ARGS: else it would be that of the `make` that started this.
 PROOFS: Final = 'ARGS=-m "not seeded"'  # what draws lots says little of a version
 _NAME: Final = re.compile(r"python3(\.\d+)?$")
@@ -57,17 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = interpreters(candidates())
     chosen = [each for each in found if not (options.others and _is_this(each))]
     if not chosen:
-        _say(f"no other CPython >= {OLDEST[0]}.{OLDEST[1]} is on this machine")
+        say(f"no other CPython >= {OLDEST[0]}.{OLDEST[1]} is on this machine")
         return 0
     FOLDER.mkdir(parents=True, exist_ok=True)
     rows = []
     for interpreter in chosen:
-        _say(f"CPython {interpreter.name} ({interpreter.path}) ...")
+        say(f"CPython {interpreter.name} ({interpreter.path}) ...")
         rows.append(_run(interpreter, ["quick", "ARGS="] if options.quick else ["test", PROOFS]))
-        _say(f"  {rows[-1].result}")
-    _say("")
+        say(f"  {rows[-1].result}")
+    say("")
     for line in table(rows):
-        _say(line)
+        say(line)
     return 0 if all(row.is_green for row in rows) else 1
 
 
@@ -121,16 +121,7 @@ def _asked(path: Path) -> tuple[str, tuple[int, int, int], str, bool] | None:
 def _run(interpreter: Interpreter, target: Sequence[str]) -> Row:
     log = FOLDER / f"{interpreter.name}.log"
     began = time.monotonic()
-    with log.open("wb") as output:
-        status = subprocess.run(
-            ["make", *target, *_environment(interpreter)],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=RUN_LIMIT_S,
-            check=False,
-        ).returncode
+    status = run_logged(["make", *target, *_environment(interpreter)], log)
     seconds = time.monotonic() - began
     return Row(interpreter, seconds, status == 0, _last_line(log))
 
@@ -160,19 +151,13 @@ def _last_line(log: Path) -> str:
 def table(rows: Sequence[Row]) -> list[str]:
     lines = [f"{'Python':8}  {'took':>9}  result"]
     for row in rows:
-        took = f"{int(row.seconds) // 60}:{int(row.seconds) % 60:02d} min"
         state = "green" if row.is_green else "RED"
-        lines.append(f"{row.interpreter.name:8}  {took:>9}  {state}: {row.result}")
+        lines.append(f"{row.interpreter.name:8}  {minutes(row.seconds):>9}  {state}: {row.result}")
     return lines
 
 
 def _is_this(interpreter: Interpreter) -> bool:
     return interpreter.version == sys.version_info[:3]
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

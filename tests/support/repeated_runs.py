@@ -16,7 +16,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -72,10 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs.append(run)
             with HISTORY.open("a", encoding="utf-8") as history:
                 history.write(json.dumps(asdict(run)) + "\n")
-            _say(f"run {number + 1} of {options.times}: {_line(run)}")
-    _say("")
+            say(f"run {number + 1} of {options.times}: {_line(run)}")
+    say("")
     for line in table(runs if not options.all else read_history()):
-        _say(line)
+        say(line)
     return 0 if all(run.is_green for run in runs) else 1
 
 
@@ -95,9 +95,19 @@ def _run(seed: int, load: bool, selection: Sequence[str]) -> Run:
     command = [sys.executable, "-m", "pytest", *PARALLEL, f"--hypothesis-seed={seed}"]
     environment = {**os.environ, run_seed.VARIABLE: str(seed), run_order.VARIABLE: "1"}
     began, clock = datetime.now().isoformat(" ", "seconds"), time.monotonic()
+    status = run_logged([*command, f"--junitxml={junit}", *selection], log, environment)
+    seconds = round(time.monotonic() - clock, 1)
+    tests, skipped, failed = counts(junit)
+    return Run(began, _commit(), seed, load, seconds, status, tests, skipped, failed)
+
+
+def run_logged(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> int:
+    """Run a command of this project to its end, and return its exit code."""
     with log.open("wb") as output:
-        status = subprocess.run(
-            [*command, f"--junitxml={junit}", *selection],
+        return subprocess.run(
+            command,
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -106,9 +116,6 @@ def _run(seed: int, load: bool, selection: Sequence[str]) -> Run:
             timeout=RUN_LIMIT_S,
             check=False,
         ).returncode
-    seconds = round(time.monotonic() - clock, 1)
-    tests, skipped, failed = counts(junit)
-    return Run(began, _commit(), seed, load, seconds, status, tests, skipped, failed)
 
 
 def counts(junit: Path) -> tuple[int, int, list[str]]:
@@ -126,7 +133,7 @@ def counts(junit: Path) -> tuple[int, int, list[str]]:
 
 def table(runs: Sequence[Run]) -> list[str]:
     """Return the runs, a line each, and then what failed, with how often."""
-    lines = [f"{'began':19}  {'commit':12}  {'seed':>7}  load  {'took':>8}  result"]
+    lines = [f"{'began':19}  {'commit':12}  {'seed':>7}  load  {'took':>9}  result"]
     lines += [_line(run) for run in runs]
     green = 0
     for run in reversed(runs):
@@ -151,9 +158,12 @@ def _line(run: Run) -> str:
     result = f"{passed} passed, {len(run.failed)} failed, {run.skipped} skipped"
     if run.status and not run.failed:
         result += f" (pytest ended with {run.status})"
-    took = f"{int(run.seconds) // 60}:{int(run.seconds) % 60:02d} min"
-    load = "yes" if run.load else "no"
-    return f"{run.began:19}  {run.commit:12}  {run.seed:7d}  {load:4}  {took:>8}  {result}"
+    load, took = "yes" if run.load else "no", minutes(run.seconds)
+    return f"{run.began:19}  {run.commit:12}  {run.seed:7d}  {load:4}  {took:>9}  {result}"
+
+
+def minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d} min"
 
 
 def _commit() -> str:
@@ -175,7 +185,7 @@ def _busy_neighbour() -> Iterator[None]:
         neighbour.wait()
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
