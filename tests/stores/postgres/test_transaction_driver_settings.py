@@ -94,12 +94,39 @@ def test_prepared_queries_may_be_deallocated_by_the_caller(
     open_callers: OpenCallers, kind: str
 ) -> None:
     async def scenario(caller: Caller) -> None:
-        for key in ("k1", "k2"):
-            async with caller.transaction():
-                await caller.execute("DEALLOCATE ALL")
-                await caller.run_inside(key)
-                await caller.run_inside(f"{key} again")
-        assert orders() == ["tea"] * 4
+        async with type(caller)() as other:
+            async with other.transaction():
+                await other.run_inside("prepares the query")
+            for key in ("k1", "k2"):
+                async with other.transaction():
+                    await other.execute("DEALLOCATE ALL")
+                    await other.run_inside(key)
+                    await other.run_inside(f"{key} again")
+        assert orders() == ["tea"] * 5
+
+    open_callers.run_scenario(kind, scenario, {})
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "psycopg-async"])
+def test_a_deallocation_that_psycopg_misses_fails_one_run_and_loses_nothing(
+    open_callers: OpenCallers, kind: str
+) -> None:
+    """psycopg looks at a statement's result once: if nothing was prepared when it first saw a
+    DEALLOCATE ALL, it misses the next one. The failed run is rolled back, which psycopg notices."""
+
+    async def scenario(caller: Caller) -> None:
+        async with type(caller)() as other:
+            async with other.transaction():
+                await other.execute("DEALLOCATE ALL")
+                await other.run_inside("prepares the query")
+            with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+                async with other.transaction():
+                    await other.execute("DEALLOCATE ALL")
+                    await other.run_inside("k")
+            assert (orders(), await other.state("k")) == (["tea"], None)
+            async with other.transaction():
+                await other.run_inside("k")
+        assert orders() == ["tea"] * 2
 
     open_callers.run_scenario(kind, scenario, {})
 
