@@ -7,11 +7,14 @@ Must not know threads, event loops or stores.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from oncekey.core.commands import Claim, Command, Look, Renew, Reply
-from oncekey.core.errors import StoreUnavailable
+from oncekey.core.errors import OncekeyError, StoreUnavailable
+
+_log = logging.getLogger("oncekey")
 
 BATCH_MAX = 256
 BATCH_BYTES_MAX = 4 * 1024 * 1024
@@ -156,9 +159,21 @@ def shared_by_all(error: Exception) -> bool:
     return isinstance(error, StoreUnavailable)
 
 
+def answered(reply: ReplyOrError | None) -> Reply | StoreUnavailable:
+    """A reply as it is. Raises an error that is oncekey's own and says what to do. Any other one is
+    a fault in the store's code or its driver's: nobody knows whether the command was applied."""
+    if isinstance(reply, OncekeyError) and not isinstance(reply, StoreUnavailable):
+        raise reply
+    return unavailable(reply)
+
+
 def unavailable(reply: ReplyOrError | None) -> Reply | StoreUnavailable:
     """A reply as it is; any error of the store as one of this kind."""
     assert reply is not None
     if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
-        return StoreUnavailable(f"{type(reply).__name__}: {reply}")
+        if not isinstance(reply, OncekeyError):
+            _log.error("the store failed in a way that is no answer of a store", exc_info=reply)
+        lost = StoreUnavailable(f"the store raised {type(reply).__name__}: {reply}")
+        lost.__cause__ = reply
+        return lost
     return reply

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
+import psycopg
 import pytest
 from tests.support.postgres_adapters import StoreAdapters, make_claim
 from tests.support.postgres_adapters import make_finish as finish_of
@@ -78,3 +82,44 @@ def test_a_lone_command_gets_the_reply_it_gets_in_a_batch() -> None:
     assert {Claimed, Replay, Mismatched, Done, Lost} <= kinds
     assert alone == batch
     adapters.close()
+
+
+def test_a_lone_claim_is_answered_if_its_key_is_swept_while_it_looks() -> None:
+    """The key has a record when the claim begins, and none when it is about to look for it: then
+    the claim makes a new one after all. A trigger takes the sweeper's part at that moment."""
+    adapters = StoreAdapters("psycopg")
+    store = adapters.store(server().url(DATABASE))
+    old = make_claim("swept meanwhile")
+    first = store.apply([old])[0]
+    with sweeping_at_the_second_insert(old.id):
+        claim = make_claim("swept meanwhile", "another")
+        claimed = store.apply([claim])[0]
+        assert isinstance(claimed, Claimed)
+        assert (claimed.fence > first.fence, claimed.attempt) == (True, 1)
+    assert store.apply([claim])[0]._replace(steps=()) == claimed
+    assert store.apply([finish_of(claim, claimed.fence)]) == [Done()]
+    adapters.close()
+
+
+@contextmanager
+def sweeping_at_the_second_insert(id: bytes) -> Iterator[None]:
+    """The second statement of a transaction that inserts records finds that this one is gone."""
+    with psycopg.connect(server().url(DATABASE), autocommit=True) as admin:
+        admin.execute(
+            f"""
+            CREATE FUNCTION sweep_meanwhile() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF current_setting('test.inserted', true) = 'yes' THEN
+                    DELETE FROM oncekey.records WHERE id = '{UUID(bytes=id)}';
+                END IF;
+                PERFORM set_config('test.inserted', 'yes', true);
+                RETURN NEW;
+            END $$"""  # noqa: S608
+        )
+        admin.execute(
+            "CREATE TRIGGER sweep_meanwhile BEFORE INSERT ON oncekey.records"
+            f" FOR EACH ROW WHEN (NEW.id = '{UUID(bytes=id)}') EXECUTE FUNCTION sweep_meanwhile()"
+        )
+        try:
+            yield
+        finally:
+            admin.execute("DROP FUNCTION sweep_meanwhile() CASCADE")

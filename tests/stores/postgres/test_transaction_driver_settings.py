@@ -119,9 +119,10 @@ def test_a_deallocation_that_psycopg_misses_fails_one_run_and_loses_nothing(
             async with other.transaction():
                 await other.execute("DEALLOCATE ALL")
                 await other.run_inside("prepares the query")
+            async with other.transaction():
+                await other.execute("DEALLOCATE ALL")
             with pytest.raises(psycopg.errors.InvalidSqlStatementName):
                 async with other.transaction():
-                    await other.execute("DEALLOCATE ALL")
                     await other.run_inside("k")
             assert (orders(), await other.state("k")) == (["tea"], None)
             async with other.transaction():

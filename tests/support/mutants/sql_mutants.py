@@ -52,7 +52,7 @@ _LOCK_AND_PROBE = """
 _CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _SET_BACK = "a key from before the clock was set back"
 _FLOOR = "SELECT m.until INTO v_floor FROM {schema}.meta m WHERE m.name = 'deleted-fences';"
-_LONE_LOCK = "_shared(uuid_hash_extended(p_id, {seed})) THEN\n"
+_LONE_LOCK = "_shared(uuid_hash_extended(p_id, {seed}))\n    THEN\n"
 _INSERT_IN_ANY_TRY = ("IF v_try > 1 OR (p_how = 0 AND p_slots = 1) THEN", "IF true THEN")
 
 M11 = _mutant(
@@ -107,7 +107,7 @@ SQL_MUTANTS = (
     ),
     _mutant(
         "q10", "clock read twice in one decision", Setup(PLAIN), "a new key", "S3",
-        ("VALUES (p_id, p_owner, n,", f"VALUES (p_id, p_owner, {_CLOCK},"),
+        ("VALUES (p_id, p_owner, v_now,", f"VALUES (p_id, p_owner, {_CLOCK},"),
     ),
     _mutant(
         "q11", "clock read twice, in batches", Setup(PLAIN, in_batches=True), "a new key", "S3",
@@ -165,7 +165,7 @@ SQL_MUTANTS = (
     _mutant(
         "q21", "the deleted fences are read before the insert", Setup(PLAIN), _SET_BACK, "I6",
         (f"{_LONE_LOCK}        INSERT INTO", f"{_LONE_LOCK}        {_FLOOR}\n        INSERT INTO"),
-        (f"the insert may have waited for a sweeper.\n            {_FLOOR}\n", "\n"),
+        (f"a sweeper may have let the insert wait.\n            {_FLOOR}\n", "\n"),
     ),
     _mutant(
         "q22", "a batch forgets what was deleted", Setup(PLAIN, in_batches=True), _SET_BACK, "I6",

@@ -25,6 +25,7 @@ from oncekey.engine.batch import (
     Queue,
     ReplyOrError,
     Sent,
+    answered,
     batch_size,
     check_replies,
     shared_by_all,
@@ -77,8 +78,8 @@ class AsyncCoalescer:
     async def send(
         self, command: Command, interrupted: Callable[[], None], deadline: int | None = None
     ) -> Sent:
-        """Have the store apply one command: its reply, or that it is unavailable; raises any other
-        error of the store.
+        """Have the store apply one command: its reply, or that it is unavailable; raises other
+        errors that are oncekey's own.
 
         A cancellation meanwhile does not end the wait; it is reported to `interrupted`. `deadline`
         is that of the command's owner: the nearest goes first."""
@@ -104,11 +105,7 @@ class AsyncCoalescer:
                 self._start_pump(loop)
                 await self._wait_for_reply(ticket, interrupted)
             raise
-        reply = ticket.reply
-        assert reply is not None
-        if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
-            raise reply
-        return reply, ticket.sent_at
+        return answered(ticket.reply), ticket.sent_at
 
     async def apply_many(self, commands: Sequence[Command]) -> list[Sent]:
         """Apply several commands of one caller, in batches of their own beside those in flight.

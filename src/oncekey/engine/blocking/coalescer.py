@@ -26,6 +26,7 @@ from oncekey.engine.batch import (
     Queue,
     ReplyOrError,
     Sent,
+    answered,
     batch_size,
     check_replies,
     shared_by_all,
@@ -115,8 +116,9 @@ class Coalescer:
         self._tail: _Ticket | None = None  # the last of those who are called one after the other
 
     def send(self, command: Command, deadline: int | None = None) -> Sent:
-        """Have the store apply one command: its reply, or that it is unavailable; raises any other
-        error of the store. `deadline` is that of the command's owner: the nearest goes first."""
+        """Have the store apply one command: its reply, or that it is unavailable; raises other
+        errors that are oncekey's own. `deadline` is that of the command's owner: the nearest goes
+        first."""
         ticket = _Ticket(command, deadline)
         try:
             self._enter(ticket)
@@ -128,11 +130,7 @@ class Coalescer:
         except BaseException:
             self._leave(ticket)
             raise
-        reply = ticket.reply
-        assert reply is not None
-        if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
-            raise reply
-        return reply, ticket.sent_at
+        return answered(ticket.reply), ticket.sent_at
 
     def apply_many(self, commands: Sequence[Command]) -> list[CommandResult]:
         """Apply several commands of one caller, in batches of their own beside those in flight.
