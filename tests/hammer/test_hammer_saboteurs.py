@@ -162,3 +162,17 @@ def test_a_run_reports_what_its_workers_have_logged(tmp_path: Path) -> None:
     )
     rules = {words.split()[0] for words in run_hammer(plan).violations}
     assert rules & {CAUGHT_AT[plan.sabotage], "i3_replays_are_what_was_stored"}
+
+
+def test_a_worker_that_dies_is_shown_with_its_traceback_and_blames_nobody_else(
+    tmp_path: Path,
+) -> None:
+    """What a dying worker has sent is in its log: else the checker would miss the reason of what
+    others find, and report faults that are none."""
+    url = f"sqlite:///{tmp_path}/keys.db"
+    plan = HammerPlan(url, rounds=5, processes=2, crashes=False, sabotage="Breaks", seed=1)
+    violations = run_hammer(plan).violations
+    assert len(violations) == 2
+    for words in violations:
+        assert words.startswith("a worker ended with 1:\nTraceback")
+        assert words.rstrip().endswith("TypeError: this reply cannot be read")

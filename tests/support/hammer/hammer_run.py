@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,24 +95,29 @@ def run_here(plan: HammerPlan) -> HammerReport:
             started += 1
         sweeper = _start(plan, logs, -1, end)
         failures = []
+
+        def why(number: int) -> str:
+            error = _error_file(logs, number)
+            return f":\n{error.read_text('utf-8')}" if error.exists() else ""
+
         while living:
             pid, status = os.wait()
             code = os.waitstatus_to_exitcode(status)
             if pid == sweeper:
                 sweeper = 0
                 if code:
-                    failures.append(f"the sweeper ended with {code}")
+                    failures.append(f"the sweeper ended with {code}{why(-1)}")
                 continue
-            living.pop(pid)
+            number = living.pop(pid)
             is_over = time.monotonic() >= end or (plan.rounds and started >= plan.processes * 2)
             if code == CRASHED and not is_over:
                 living[_start(plan, logs, started, end)] = started
                 started += 1
             elif code not in (0, CRASHED):
-                failures.append(f"a worker ended with {code}")
+                failures.append(f"a worker ended with {code}{why(number)}")
         (logs / OVER).touch()
         if sweeper and os.waitstatus_to_exitcode(os.waitpid(sweeper, 0)[1]):
-            failures.append("the sweeper failed")
+            failures.append(f"the sweeper failed{why(-1)}")
         entries, counts = read_logs(logs.glob("*.jsonl"))
         report = check(entries, counts, plan.keep)
         return HammerReport(report.counts, failures + report.violations)
@@ -142,7 +148,12 @@ def _run_in_child(work: Callable[[], None]) -> None:
         raise AssertionError(f"the store was not set up: its process ended with {code}")
 
 
-def _fork(work: Callable[[], None]) -> int:
+def _error_file(logs: Path, number: int) -> Path:
+    """Where a worker, or the sweeper, leaves the error that it ended with."""
+    return logs / f"{number}.error"
+
+
+def _fork(work: Callable[[], None], error: Path | None = None) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -152,6 +163,8 @@ def _fork(work: Callable[[], None]) -> int:
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
+        if error is not None:
+            error.write_text(traceback.format_exc(), "utf-8")
     finally:
         sys.stderr.flush()
         os._exit(code)
@@ -168,7 +181,7 @@ def _start(plan: HammerPlan, logs: Path, number: int, end: float) -> int:
             worker = Worker(_open(plan), log, plan.load, plan.seed * 10_000 + number)
             worker.run_until(end, plan.rounds)
 
-    return _fork(work)
+    return _fork(work, _error_file(logs, number))
 
 
 def _sweep(plan: HammerPlan, log: Log, is_over: Callable[[], bool]) -> None:

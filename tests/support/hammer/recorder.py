@@ -65,7 +65,7 @@ class Recorder:
             sent = monotonic_us()
             try:
                 replies = self.inner.apply(commands)
-            except StoreUnavailable:
+            except Exception:  # whatever was raised, the commands may have been applied
                 came = monotonic_us()
                 self._log.write(*(entry(one, None, sent, came, seen=False) for one in commands))
                 raise

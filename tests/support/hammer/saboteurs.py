@@ -111,6 +111,16 @@ class EveryoneIsRetrySafe(Saboteur):
         return command
 
 
+class Breaks(Saboteur):
+    """Applies a claim, and cannot read its reply."""
+
+    def apply(self, commands: Sequence[Command], /) -> list[Reply]:
+        replies = self.inner.apply(commands)
+        if any(isinstance(command, Claim) for command in commands):
+            raise TypeError("this reply cannot be read")
+        return replies
+
+
 SABOTEURS = {
     kind.__name__: kind
     for kind in (
@@ -119,9 +129,10 @@ SABOTEURS = {
         ForgetsEarly,
         BlindToRequests,
         EveryoneIsRetrySafe,
+        Breaks,
     )
 }
-# The rule of the checker that each broken store must violate, among others.
+# The rule of the checker that a store which is broken must violate, among others.
 CAUGHT_AT = {
     "FinishWithoutOwner": "i2_",
     "StealsLeases": "i5_leases_never_overlap",
