@@ -37,12 +37,6 @@ SUCCEEDED, FAILED = 2, 3
 Kills = dict[str, list[list[Any]]]
 
 
-@pytest.fixture(scope="module")
-def killed() -> Kills:
-    """Kill processes of each kind at every message."""
-    return {kind: json.loads(out) for kind, out in outputs_of_killers().items()}
-
-
 def outputs_of_killers(*moments: int) -> dict[str, str]:
     """Run a parent of killed processes for each kind on empty tables, and return what they print.
 
@@ -85,14 +79,17 @@ def check_tables() -> None:
     assert advisory_locks() == []
 
 
-def test_i1_killed_processes_leave_a_finished_key_for_every_row(killed: Kills) -> None:
+def test_i1_i10_a_process_killed_at_any_message_leaves_all_or_nothing_and_a_retry_works() -> None:
+    kills: Kills = {kind: json.loads(out) for kind, out in outputs_of_killers().items()}
     check_tables()
+    for kind in KINDS:
+        check_messages(kind, kills[kind])
+    for kind in KINDS:
+        retry_all(kind, {key: ending for key, ending, _, _ in kills[kind]})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_i1_a_transaction_killed_before_its_commit_did_nothing(killed: Kills, kind: str) -> None:
+def check_messages(kind: str, kills: list[list[Any]]) -> None:
     """Only the last message commits. If it was sent, the server may have read it or not."""
-    kills = killed[kind]
     last = {
         ending: max(n for _, e, _, n in kills if e == ending) for ending in ("returns", "refuses")
     }
@@ -110,13 +107,6 @@ def test_i1_a_transaction_killed_before_its_commit_did_nothing(killed: Kills, ki
                 assert (state, key in found) in (finished, (None, False)), (key, state)
 
     asyncio.run(with_caller(kind, check))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_i10_every_key_of_a_killed_process_runs_or_replays_at_once(
-    killed: Kills, kind: str
-) -> None:
-    retry_all(kind, {key: ending for key, ending, _, _ in killed[kind]})
 
 
 @pytest.mark.seeded
