@@ -15,7 +15,7 @@ import pytest
 from oncekey.core.commands import Claim, Claimed, Done, Finish
 from oncekey.core.record import State
 from oncekey.core.search import LOOKED_AT_FIRST, NEWEST, Query
-from oncekey.stores.sqlite import SQLiteStore
+from oncekey.stores.sqlite import SQLiteStore, sqlite_search
 from oncekey.stores.sqlite.sqlite_search import measure, search
 
 LEASE, KEEP = 30_000_000, 3_600_000_000
@@ -76,6 +76,19 @@ def test_s11_a_search_walks_through_an_index(
         rows = file.execute(f"EXPLAIN QUERY PLAN {statement.sql}", statement.params).fetchall()
     walked = [row[3] for row in rows if "oncekey_records USING" in row[3]]
     assert any(f"INDEX {index} " in step for step in walked), walked
+
+
+def test_s12_many_records_are_estimated_whatever_was_swept(
+    store: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An undecided record from long ago must not count for all that have come and gone since."""
+    monkeypatch.setattr(sqlite_search, "MEASURE_MAX", 100)
+    finished(store, 400)
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE oncekey_records SET n = n + 1000000 WHERE n > 1")
+        (stored,) = file.execute("SELECT count(*) FROM oncekey_records").fetchone()
+    assert stored == 400
+    assert 300 <= store.measure().rows <= 500
 
 
 def test_s12_measures_scan_nothing(store: SQLiteStore, path: Path) -> None:

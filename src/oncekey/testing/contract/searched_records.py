@@ -7,6 +7,7 @@ import pytest
 from oncekey.core.commands import Claimed, Done, Lost, Resolve
 from oncekey.core.origin import Origin, label_of
 from oncekey.core.search import LOOKED_AT_FIRST, NEWEST, Page, Query
+from oncekey.core.state_machine import is_garbage
 from oncekey.testing.contract.store_case import (
     ABSENT,
     FAILED,
@@ -153,6 +154,25 @@ class SearchedRecords:
         measures = case.store.measure()
         assert (measures.claims, measures.due, measures.oldest_due) == (3, 0, 0)
         assert measures.now == case.now()
+
+    def test_s12_the_measures_are_what_another_count_finds(self, case: StoreCase) -> None:
+        assert (case.store.measure().rows, page(case, Query()).looked_at) == (0, 0)
+        held = [case.key_in(SUCCEEDED), case.claimed(), case.claimed()]
+        held += [case.key_in(SUCCEEDED, keep=1, audit=0) for _ in range(3)]
+        stored = page(case, Query()).records
+        measures = case.store.measure()
+        assert (measures.rows, measures.claims) == (len(stored), len(stored)) == (6, 6)
+        assert measures.bytes > 0
+        case.wait(LEASE + 1)
+        case.wait_for_sweeper()
+        records = [case.record(one.id) for one in held]
+        due = [record.audit_until for record in records if is_garbage(record, case.now())]
+        measures = case.store.measure()
+        assert (measures.rows, measures.due) == (6, len(due))
+        assert 0 < min(due) <= measures.oldest_due <= case.now()
+        swept = case.store.sweep(10)
+        measures = case.store.measure()
+        assert (measures.rows, measures.due, swept >= 3) == (6 - swept, len(due) - swept, True)
 
 
 class OperatorDecisions:

@@ -464,11 +464,10 @@ FROM (SELECT 1) one LEFT JOIN (
 
 -- Rows are what the last VACUUM or ANALYZE has estimated; -1 means that there was none yet.
 -- name: measure
-SELECT c.n, s.rows, s.bytes,
-    (SELECT count(*) FROM (
-        SELECT 1 FROM {schema}.records t WHERE t.sweep_at <= c.n LIMIT $2::bigint) due),
-    coalesce((SELECT t.sweep_at FROM {schema}.records t WHERE t.sweep_at <= c.n
-        ORDER BY t.sweep_at LIMIT 1), 0),
+-- Few records are counted. Of many the server has an estimate, made when it was last analyzed: how many
+-- a page had. A table that is not partitioned is not in its own tree.
+SELECT c.n, CASE WHEN few.rows < $2::bigint THEN few.rows ELSE greatest(few.rows, s.rows) END, s.bytes,
+    due.records, due.oldest,
     (SELECT count(*) FROM (
         SELECT 1 FROM {schema}.records t WHERE t.fence + 0 > c.n - $3::bigint LIMIT $2::bigint) new),
     (SELECT count(*) FROM pg_locks l WHERE NOT l.granted
@@ -476,7 +475,21 @@ SELECT c.n, s.rows, s.bytes,
 FROM (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
 ) c, (
-    SELECT coalesce(sum(greatest(k.reltuples, 0)) FILTER (WHERE p.isleaf), 0)::bigint AS rows,
-        coalesce(sum(pg_total_relation_size(p.relid)), 0)::bigint AS bytes
-    FROM pg_partition_tree('{schema_text}.records') p JOIN pg_class k ON k.oid = p.relid
-) s;
+    SELECT count(*) AS rows FROM (SELECT 1 FROM {schema}.records t LIMIT $2::bigint) t
+) few, (
+    SELECT coalesce(sum(greatest(k.reltuples, 0) / greatest(k.relpages, 1)
+            * (pg_relation_size(k.oid) / current_setting('block_size')::integer))
+            FILTER (WHERE k.relkind = 'r'), 0)::bigint AS rows,
+        coalesce(sum(pg_total_relation_size(k.oid)), 0)::bigint AS bytes
+    FROM pg_class k
+    WHERE k.oid = '{schema_text}.records'::regclass
+        OR k.oid IN (SELECT p.relid FROM pg_partition_tree('{schema_text}.records') p)
+) s, LATERAL (
+    -- An undecided record stays, though a sweeper has yet to postpone it.
+    SELECT count(*) AS records, coalesce(min(t.sweep_at), 0) AS oldest
+    FROM (
+        SELECT t.sweep_at, {schema}.expiry_1(t) + t.audit AS audit_until FROM {schema}.records t
+        WHERE t.sweep_at <= c.n ORDER BY t.sweep_at LIMIT $2::bigint
+    ) t
+    WHERE t.audit_until <= c.n
+) due;

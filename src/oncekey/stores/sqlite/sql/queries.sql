@@ -206,10 +206,25 @@ FROM oncekey_records WHERE id BETWEEN :first AND :last ORDER BY id LIMIT :limit;
 
 -- Rows are numbered when they are inserted and swept from the oldest on, so the numbers estimate them.
 -- name: measure
+-- Few records are counted. Of many the number is estimated: their numbers `n` grow with every insert, and
+-- records that ended are gone, so of the newest 64 numbers all are looked up, of the 128 before them every
+-- second one, and so on.
+WITH RECURSIVE part(top, step) AS (
+    SELECT max(n), 1 FROM oncekey_records
+    UNION ALL
+    SELECT top - 64 * step, 2 * step FROM part
+    WHERE top - 64 * step >= (SELECT min(n) FROM oncekey_records)
+), probe(number) AS (
+    SELECT 0 UNION ALL SELECT number + 1 FROM probe WHERE number < 63
+), few(records) AS (
+    SELECT count(*) FROM (SELECT 1 FROM oncekey_records WHERE fence >= 0 LIMIT :most)
+)
 SELECT
-    -- Two subqueries: SQLite reads the ends of a b-tree for one max or one min, and everything for both.
-    coalesce((SELECT max(n) FROM oncekey_records) - (SELECT min(n) FROM oncekey_records) + 1, 0),
+    CASE WHEN few.records < :most THEN few.records ELSE max(few.records, (
+        SELECT sum(step) FROM part, probe
+        WHERE EXISTS (SELECT 1 FROM oncekey_records WHERE n = top - number * step))) END,
     (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size),
     (SELECT count(*) FROM (SELECT 1 FROM oncekey_records WHERE sweep_at <= :now LIMIT :most)),
     (SELECT coalesce(min(sweep_at), 0) FROM oncekey_records WHERE sweep_at <= :now),
-    (SELECT count(*) FROM (SELECT 1 FROM oncekey_records WHERE fence > :since LIMIT :most));
+    (SELECT count(*) FROM (SELECT 1 FROM oncekey_records WHERE fence > :since LIMIT :most))
+FROM few;
