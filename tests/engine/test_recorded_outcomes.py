@@ -10,6 +10,7 @@ import pytest
 from tests.core.sample_records import record
 from tests.engine.engine_parts import parts_with
 
+from oncekey import Once
 from oncekey.core.codec import JSON, Tombstone, pack_error, pack_value, unpack
 from oncekey.core.effects import AttemptOutcome, Returned
 from oncekey.core.errors import ConfigurationError, NotReplayable, OperationFailed
@@ -22,6 +23,7 @@ from oncekey.engine.jobs import Job
 from oncekey.engine.once_base import EngineParts
 from oncekey.engine.replay_cache import CACHE_AGE_MAX_US
 from oncekey.engine.results import Result, conclude
+from oncekey.stores.memory import MemoryStore
 from oncekey.testing.fake_clock import FakeClock
 
 
@@ -164,16 +166,34 @@ def test_i3_a_finished_outcome_is_replayed_without_the_store() -> None:
     assert (again.value, again.attempt, again.fence) == ({"id": 1}, 1, 7)
 
 
-def test_a_stored_failure_is_replayed_without_the_store() -> None:
+def test_a_stored_failure_is_asked_of_the_store_each_time() -> None:
+    """An operator may release it in another process; then the next call runs, here too."""
     parts = parts_with()
     body = pack_error(ValueError("no"))
     outcome = AttemptOutcome(EventKind.REPLAYED, body, State.FAILED, 1, 7, 10**12)
-    with pytest.raises(OperationFailed) as first:
+    with pytest.raises(OperationFailed) as caught:
         concluded(parts, job(parts), outcome)
-    with pytest.raises(OperationFailed) as again:
-        parts.outcomes.replay("charge", "k", "acct", None, None)
-    assert (first.value.error_type, first.value.error_message) == ("ValueError", "no")
-    assert vars(again.value) == vars(first.value)
+    assert (caught.value.error_type, caught.value.error_message) == ("ValueError", "no")
+    assert parts.outcomes.replay("charge", "k", "acct", None, None) is None
+
+
+def test_a_failed_key_that_another_process_has_released_runs_at_the_next_call() -> None:
+    store = MemoryStore()
+    here, operator = Once(store), Once(store)
+
+    def fails(attempt: object) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        here.run("charge", "k", fails)
+    with pytest.raises(OperationFailed):
+        here.run("charge", "k", fails)
+    status = operator.get("charge", "k")
+    assert status is not None
+    operator.release(status, by="ana", why="mended")
+    assert here.run("charge", "k", lambda attempt: "ran").value == "ran"
+    here.close()
+    operator.close()
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class Outcomes:
         codec: Any,
         origin: Origin | None = None,
     ) -> Result[Any] | None:
-        """The result without a round trip, if the cache has it; a stored failure is raised."""
+        """The result without a round trip, if the cache has it."""
         if type(key) is not str or type(scope) is not str or type(operation) is not str:
             return None
         name = (scope, operation, key)
@@ -141,13 +141,14 @@ class Outcomes:
         return result_of(whose, chosen, body, True, attempt, fence, expires_at - now)
 
     def record(self, job: Job, outcome: AttemptOutcome, measured: Measured | None = None) -> None:
-        """Emit the outcome's events and cache it if it is finished, whether or not a caller still
-        waits. The events of a run that ended as usual are for subscribers alone."""
+        """Emit the outcome's events and cache it if it is a success, whether or not a caller still
+        waits. A failure may be released by an operator, of which other processes hear nothing. The
+        events of a run that ended as usual are for subscribers alone."""
         kind = outcome.kind
         is_usual = outcome.error is None and (kind is _FINISHED or kind is _REPLAYED)
         if self.events.subscribers or outcome.unrecorded or not is_usual:
             self._emit(job, outcome, measured)
-        if is_usual:
+        if is_usual and outcome.state is State.SUCCEEDED:
             self._keep(job, outcome.body, outcome.attempt, outcome.fence, outcome.expires_in)
 
     def _emit(self, job: Job, outcome: AttemptOutcome, measured: Measured | None) -> None:

@@ -1,6 +1,6 @@
-"""The replay cache: finished outcomes that are replayed without a round trip.
+"""The replay cache: successes that are replayed without a round trip.
 
-A finished outcome never changes until it expires (I2), so a copy of it may be replayed. The cache
+A success never changes until it expires (I2), so a copy of it may be replayed. The cache
 is bounded in entries and bytes. An entry is valid for a minute at most, so that an erase takes
 effect, and its time is counted from before the store was called, so that it never outlives its
 record.
