@@ -9,6 +9,7 @@ import pytest
 from tests.doctor.findings import by_check, problems
 from tests.support.redis_stores import sentinel, valkey, valkey_cluster
 from tests.support.servers import require
+from tests.support.servers.processes import fresh_name
 from tests.support.servers.redis_server import DURABLE, RedisServer
 
 from oncekey import Once, Policy
@@ -150,10 +151,16 @@ def test_replicas_and_whoever_connects_to_one_are_named() -> None:
             assert problems(checkup(f"{master.url()}?failover=never").findings) == {}
 
 
+def with_own_prefix(url: str) -> str:
+    """The URL of a server that tests share, without what other tests have left there."""
+    return f"{url}{'&' if '?' in url else '?'}prefix={fresh_name('checked')}"
+
+
 def test_a_cluster_is_checked_node_by_node() -> None:
-    with Once(valkey_cluster().url()) as once:
+    url = with_own_prefix(valkey_cluster().url())
+    with Once(url) as once:
         once.run("charge", "order-1", lambda attempt: "paid")
-    found = checkup(valkey_cluster().url())
+    found = checkup(url)
     assert problems(found.findings) == {"redis.failover": "broken"}
     said = by_check(found.findings)
     assert said["redis.failover"].what.startswith("3 attached, the Cluster promotes them")
@@ -163,13 +170,13 @@ def test_a_cluster_is_checked_node_by_node() -> None:
 
 def test_a_node_of_a_cluster_is_no_server_of_its_own() -> None:
     master = valkey_cluster().masters()[0]
-    found = checkup(master.url()).findings
+    found = checkup(with_own_prefix(master.url())).findings
     assert problems(found) == {"redis.cluster": "broken", "redis.failover": "broken"}
     assert "redis+cluster://" in by_check(found)["redis.cluster"].mend
 
 
 def test_sentinels_are_counted() -> None:
-    found = checkup(sentinel().url()).findings
+    found = checkup(with_own_prefix(sentinel().url())).findings
     assert problems(found) == {"redis.failover": "broken"}
     said = by_check(found)
     assert said["redis.sentinel"].what == "3 with a quorum of 2, and the master is up"
