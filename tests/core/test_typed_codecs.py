@@ -10,15 +10,9 @@ from typing import Any
 import pydantic
 import pytest
 
-from oncekey.core.codec import (
-    JSON,
-    Codec,
-    DataclassCodec,
-    JSONCodec,
-    ModelCodec,
-    codec_for,
-)
+from oncekey.core.codec import JSON, Codec, JSONCodec
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.typed_codecs import DataclassCodec, ModelCodec, codec_for
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,16 @@
 A codec turns one value into bytes and back: `name`, `dump(value) -> bytes`, `load(bytes) -> value`.
 An outcome of unknown version, kind or codec is refused (NotReplayable): nothing is guessed, and the
 operation is not run again.
-Owns the envelope and the built-in codecs. Knows no store and no HTTP.
+Owns the envelope and JSON; the codecs of types are in typed_codecs.py. Knows no store and no HTTP.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import json
-import types
-import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.core.json_encoder import SCALARS, make_encode, refuse_nontext_keys
 
 ENVELOPE_VERSION = 1
@@ -114,66 +110,6 @@ class JSONCodec:
         return value
 
 
-class DataclassCodec:
-    """A dataclass as JSON of its fields; nested dataclasses are rebuilt from their annotations."""
-
-    name = "dataclass"
-
-    def __init__(self, cls: type[Any]) -> None:
-        if not dataclasses.is_dataclass(cls):
-            raise ConfigurationError(f"{cls!r} is not a dataclass")
-        self._cls = cls
-        self._json = JSONCodec()
-
-    def dump(self, value: Any, /) -> bytes:
-        if type(value) is not self._cls:
-            raise TypeError(f"expected a {self._cls.__name__}, got a {type(value).__name__}")
-        return self._json.dump(dataclasses.asdict(value))
-
-    def load(self, data: bytes, /) -> Any:
-        return _build(self._cls, self._json.load(data))
-
-
-class ModelCodec:
-    """A pydantic model class or TypeAdapter, by its own JSON methods."""
-
-    name = "pydantic"
-
-    def __init__(self, model: Any) -> None:
-        self._dump: Callable[[Any], bytes]
-        self._load: Callable[[bytes], Any]
-        if hasattr(model, "model_validate_json"):
-            self._dump = lambda value: value.model_dump_json().encode()
-            self._load = model.model_validate_json
-        elif hasattr(model, "validate_json") and hasattr(model, "dump_json"):
-            self._dump, self._load = model.dump_json, model.validate_json
-        else:
-            raise ConfigurationError(f"{model!r} is no pydantic model and no TypeAdapter")
-
-    def dump(self, value: Any, /) -> bytes:
-        return self._dump(value)
-
-    def load(self, data: bytes, /) -> Any:
-        return self._load(data)
-
-
-def codec_for(choice: Any) -> Codec:
-    """The codec meant by an option: a codec, a dataclass, a pydantic model or TypeAdapter."""
-    if choice is None:
-        return JSON
-    if isinstance(choice, type) and dataclasses.is_dataclass(choice):
-        return DataclassCodec(choice)
-    if not isinstance(choice, type) and all(hasattr(choice, a) for a in ("name", "dump", "load")):
-        codec: Codec = choice
-        name = codec.name
-        if not isinstance(name, str) or not name.isascii() or not 0 < len(name) <= NAME_MAX_CHARS:
-            raise ConfigurationError(
-                f"a codec's name must be 1 to {NAME_MAX_CHARS} ASCII characters, not {name!r}"
-            )
-        return codec
-    return ModelCodec(choice)
-
-
 def pack_value(codec: Codec, value: Any) -> bytes:
     """A value in its envelope. Raises what the codec raises (TypeError, ValueError)."""
     return head_of(codec) + codec.dump(value)
@@ -254,33 +190,6 @@ def _refuse(value: Any) -> Any:
         f"a {type(value).__name__} is no plain JSON value; return text, numbers, lists and dicts, "
         "or give codec= a dataclass, a pydantic model or a codec of your own"
     )
-
-
-def _build(hint: Any, data: Any) -> Any:
-    """Build `data` as the annotation says: dataclasses inside dataclasses, lists, dicts, unions."""
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        made = {
-            f.name: _build(hints[f.name], data[f.name])
-            for f in dataclasses.fields(hint)
-            if f.init and f.name in data
-        }
-        return hint(**made)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is list and args:
-        return [_build(args[0], item) for item in data]
-    if origin is tuple and len(args) == 2 and args[1] is ...:
-        return tuple(_build(args[0], item) for item in data)
-    if origin is tuple and args:
-        return tuple(_build(part, item) for part, item in zip(args, data, strict=True))
-    if origin is dict and len(args) == 2:
-        return {key: _build(args[1], item) for key, item in data.items()}
-    if origin in (typing.Union, types.UnionType):
-        if data is None:
-            return None
-        rest = [part for part in args if part is not type(None)]
-        return _build(rest[0], data) if len(rest) == 1 else data
-    return data
 
 
 JSON = JSONCodec()

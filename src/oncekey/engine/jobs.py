@@ -7,12 +7,12 @@ waits for nothing; the runners in blocking/ and aio/ do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from oncekey.core import codec as codecs
-from oncekey.core.codec import Codec
+from oncekey.core import typed_codecs
+from oncekey.core.codec import JSON, Codec
 from oncekey.core.commands import Claim, from_fields
 from oncekey.core.duration import human
 from oncekey.core.errors import ConfigurationError
@@ -125,10 +125,11 @@ class JobFactory:
         self.limits = limits
         self.identities = identities
         self.clock = clock
-        self.codec = codecs.codec_for(codec)
+        self.codec = typed_codecs.codec_for(codec)
         self.raw_keys = raw_keys
         self.transactional = transactional
         self._codecs: dict[int, tuple[Any, Codec]] = {}
+        self._annotated: dict[str, Codec] = {}  # by operation: what its function is said to return
         self._monitor = monitor
         self._rely_on(guarantee)
 
@@ -218,6 +219,8 @@ class JobFactory:
 
     def locate(self, operation: str, key: KeyLike, scope: str, codec: Any) -> tuple[bytes, Codec]:
         """The id of a key's record and the codec of its value, for reading only."""
+        if codec is None:
+            codec = self._annotated.get(operation)
         identity = self.identities.identify(scope, operation, key)
         return identity.id, self.codec_for(codec)
 
@@ -231,8 +234,18 @@ class JobFactory:
             if len(self._codecs) >= _CODECS_MAX:
                 self._codecs.clear()
             # With the choice itself: while it is kept, no other object gets that id.
-            known = self._codecs[id(choice)] = (choice, codecs.codec_for(choice))
+            known = self._codecs[id(choice)] = (choice, typed_codecs.codec_for(choice))
         return known[1]
+
+    def codec_of(self, fn: Callable[..., Any], operation: str, codec: Any, what: str) -> Any:
+        """The codec for what a function returns: `codec=`, or the engine's, or that of its
+        annotation. Raises ConfigurationError if it says that it returns what cannot be stored."""
+        if codec is not None or self.codec is not JSON:
+            return codec
+        found = typed_codecs.return_codec(fn, what)
+        if found is not None:
+            self._annotated[operation] = found
+        return found
 
     # --- policies and guarantees --------------------------------------------------------------
 
@@ -260,7 +273,7 @@ class JobFactory:
     def check_options(self, operation: str, codec: Any, options: Mapping[str, Any]) -> None:
         """Find the mistakes of a guard or a registration when it is written, not when it runs."""
         self.identities.identify("", operation, "check")
-        codecs.codec_for(codec)
+        typed_codecs.codec_for(codec)
         if options:
             self.policy_with(options, operation)
 

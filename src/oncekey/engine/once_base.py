@@ -235,6 +235,7 @@ class OnceBase(OperationsBase):
     ) -> Registered:
         """Register a function, after checking it."""
         check_operation(fn, operation, is_async=self._is_async)
+        codec = self._jobs.codec_of(fn, operation, codec, f"operation({operation!r})")
         return self._add_operation(operation, fn, codec, tries, options)
 
     def _add_operation(

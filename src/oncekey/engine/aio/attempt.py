@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
 from oncekey.core.duration import Duration
 from oncekey.core.effects import (
@@ -27,6 +26,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.step_flow import StepOutcome
 from oncekey.core.step_flow import step as step_flow
 from oncekey.core.step_format import result_value
+from oncekey.core.typed_codecs import codec_for
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.attempt_base import AttemptBase

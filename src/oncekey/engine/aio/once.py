@@ -112,7 +112,7 @@ class AsyncOperations(OperationsBase):
                 key=key,
                 scope=scope,
                 request=request,
-                codec=codec,
+                codec=self._jobs.codec_of(fn, operation, codec, f"guard({operation!r})"),
                 options=options,
                 is_async=True,
             )

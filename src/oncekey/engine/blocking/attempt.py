@@ -10,7 +10,6 @@ from functools import partial
 from threading import Lock
 from typing import Any, Protocol, TypeVar, cast
 
-from oncekey.core.codec import codec_for
 from oncekey.core.commands import Command, Lost, Renew
 from oncekey.core.duration import Duration
 from oncekey.core.effects import (
@@ -26,6 +25,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.step_flow import StepOutcome
 from oncekey.core.step_flow import step as step_flow
 from oncekey.core.step_format import StepResult, result_value
+from oncekey.core.typed_codecs import codec_for
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import check_started, pack
 from oncekey.engine.attempt_steps import RunningStep, packed_result

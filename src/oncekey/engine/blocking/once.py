@@ -111,7 +111,7 @@ class Operations(OperationsBase):
                 key=key,
                 scope=scope,
                 request=request,
-                codec=codec,
+                codec=self._jobs.codec_of(fn, operation, codec, f"guard({operation!r})"),
                 options=options,
                 is_async=False,
             )
