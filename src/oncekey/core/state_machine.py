@@ -361,7 +361,11 @@ def _resolve(record: Record | None, command: Resolve, now: int) -> Decision:
         return _LOST
     if state_now(record, now) != command.expected:
         decided = notes.decision(record.note)
-        repeated = record.state == command.state and decided == command.note
+        repeated = (record.state, decided, record.body) == (
+            command.state,
+            command.note,
+            command.body,
+        )
         return _DONE if repeated else _LOST
     if command.lease_until not in (0, record.lease_until):
         return _LOST

@@ -273,6 +273,15 @@ class ResolvedKeys:
         others = [held.resolve(FAILED, note="bert"), held.resolve(SUCCEEDED, note="bert")]
         assert case.unchanged_by(*others) == [Lost()] * 2
 
+    def test_i2_a_second_decision_of_the_same_words_with_another_value_is_lost(
+        self, case: StoreCase
+    ) -> None:
+        """Two operators saw the same status, and gave the same reason for other answers."""
+        held = case.key_in(UNKNOWN)
+        case.expect(Done, held.resolve(body=b"paid"))
+        assert case.unchanged_by(held.resolve(body=b"refused")) == [Lost()]
+        case.expect(Done, held.resolve(body=b"paid"))  # I9
+
     @pytest.mark.parametrize("state", [ABSENT, PENDING, SUCCEEDED, FAILED])
     def test_only_unknown_keys_are_decided(self, case: StoreCase, state: State) -> None:
         held = case.key_in(state)
