@@ -327,7 +327,7 @@ def machine_of(name: str, row: Row) -> type[StoreMachine]:
 
 
 def run_examples(machine: type[StoreMachine], examples: int, seed: int) -> None:
-    test = hypothesis.seed(seed)(machine).TestCase  # type: ignore[attr-defined]
+    test = hypothesis.seed(seed)(machine).TestCase
     test.settings = settings(
         max_examples=examples,
         stateful_step_count=50 if SOAK else 40,
