@@ -7,12 +7,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from oncekey.cli.key_report import key_rows
+from oncekey.core.codec import JSON
+from oncekey.core.commands import Claim, Seen
 from oncekey.core.events import Event, EventKind
+from oncekey.core.state_machine import decide
 from oncekey.core.step_format import StepStatus
 from oncekey.dashboard import charts, display
 from oncekey.dashboard.live_rates import LiveRates, RateCurve
+from oncekey.dashboard.overview_page import stuck_keys
 from oncekey.dashboard.timeline import Row, timeline_of
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.key_list import summary_of
+from oncekey.engine.key_status import KeyStatus, status_of, time_of
 
 START = datetime(2026, 3, 1, 3, 0, tzinfo=UTC)
 
@@ -68,6 +74,20 @@ def test_a_pending_key_shows_what_is_left_of_its_lease() -> None:
     (attempt,) = timeline_of(key(state="pending", finished_at=None, seen_at=after(10))).rows
     assert kinds(attempt) == ["held", "lease"]
     assert "20 s more" in attempt.text
+
+
+def test_an_owner_is_silent_from_the_very_end_of_its_lease_on() -> None:
+    """On etcd the lease of a claim whose session has ended is shown to end now, if the clock of
+    the host that looks is behind; however long that goes on, nobody holds the key."""
+    claimed = decide(None, Claim(b"i" * 16, b"o" * 16, b"\x01", 30, 60, 60, True), 1_000).write
+    assert claimed is not None
+    end = claimed.lease_until
+    for now, silent in ((end - 1, False), (end, True)):
+        status = status_of(Seen(claimed, now), JSON)
+        assert status is not None
+        assert (display.meaning_of(status) == display.SILENT) is silent
+        assert ("fell silent" in key_rows(status, bodies=False)["state"]) is silent
+        assert bool(stuck_keys([summary_of(claimed, now)], time_of(now), after=300)) is silent
 
 
 def test_earlier_attempts_come_before_the_present_one() -> None:

@@ -37,7 +37,7 @@ def status_data(status: KeyStatus, *, bodies: bool) -> dict[str, Any]:
 def key_rows(status: KeyStatus, *, bodies: bool) -> dict[str, str]:
     """The rows about a key's current state."""
     meaning = _EXPIRED if status.expired else _MEANING.get(status.state, "")
-    if status.state == "pending" and status.lease_until < status.seen_at and not status.expired:
+    if status.state == "pending" and status.lease_until <= status.seen_at and not status.expired:
         meaning = _SILENT
     rows = {"state": f"{status.state} ({meaning})", "operation": status.operation}
     if status.route:

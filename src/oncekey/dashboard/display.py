@@ -47,7 +47,7 @@ def meaning_of(status: KeyStatus) -> str:
     """What the state of a key means, in a sentence."""
     if status.expired:
         return EXPIRED
-    if status.state == "pending" and status.lease_until < status.seen_at:
+    if status.state == "pending" and status.lease_until <= status.seen_at:
         return SILENT
     if status.state in ("succeeded", "failed") and decision(status.note):
         return DECIDED

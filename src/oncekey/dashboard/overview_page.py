@@ -71,7 +71,7 @@ def stuck_keys(keys: Sequence[KeySummary], now: datetime, after: float) -> list[
     found = []
     for key in keys:
         age = _age(key, now)
-        if key.lease_until < now:
+        if key.lease_until <= now:
             found.append(Concern(key, "its owner is silent; the next retry takes over", age))
         elif age >= after:
             found.append(Concern(key, "its owner is alive and has not ended", age))

@@ -24,6 +24,7 @@ from oncekey.core.commands import (
     Unknown,
 )
 from oncekey.core.record import State
+from oncekey.core.state_machine import state_now
 from oncekey.stores.etcd.store_clock import elapsed_us
 from oncekey.testing.contract.store_case import KEEP, LEASE, SECOND, claim, token
 
@@ -64,6 +65,47 @@ def test_i10_after_its_session_a_claim_is_taken_over_though_its_lease_seems_to_l
     assert taken.taken_over
     assert taken.fence > first.fence
     assert isinstance(pair.other.send(claim(other, token("riv"))), Unknown)
+
+
+@pytest.mark.parametrize("by", [-100 * HOUR, -HOUR, HOUR])
+def test_i5_a_wall_clock_that_is_set_moves_no_lease(pair: Pair, by: int) -> None:
+    id, owner = token("id"), token("own")
+    fence = claimed(pair.one, id, owner, retry_safe=True).fence
+    rival = claim(id, token("riv"), retry_safe=True)
+    pair.one.set_wall_clock(by)
+    pair.advance(LEASE - 1)
+    pair.one.let_lapse()
+    assert pair.one.send(rival) == Busy(1)
+    assert pair.one.send(Renew(id, owner, fence, LEASE)) == Done()
+    pair.one.set_wall_clock(by)
+    assert pair.one.send(rival) == Busy(LEASE)
+    pair.advance(LEASE)
+    reply = pair.one.send(rival)
+    assert isinstance(reply, Claimed)
+    assert reply.taken_over
+
+
+@pytest.mark.parametrize("who", ["one", "other"])
+def test_i10_a_claim_that_has_lapsed_is_over_though_the_wall_clocks_are_set_back(
+    pair: Pair, who: str
+) -> None:
+    """Look, list and claim say the same, and the late owner's outcome is still taken."""
+    process = pair.one if who == "one" else pair.other
+    id, safe, owner = token("id"), token("id"), token("own")
+    fence = claimed(pair.one, id, owner).fence
+    claimed(pair.one, safe, owner, retry_safe=True)
+    pair.advance(LEASE)
+    pair.one.let_lapse()
+    pair.one.set_wall_clock(-HOUR)
+    pair.other.set_wall_clock(-HOUR)
+    seen = process.send(Look(id))
+    assert isinstance(seen, Seen)
+    assert state_now(seen.record, seen.now) is State.UNKNOWN
+    listed = process.store.unfinished(0, 10)
+    assert [state_now(one, listed.now) for one in listed.records if one.id == id] == [State.UNKNOWN]
+    assert claimed(process, safe, token("riv"), retry_safe=True).taken_over
+    assert isinstance(process.send(claim(id, token("riv"))), Unknown)
+    assert pair.one.send(Finish(id, owner, fence, State.SUCCEEDED, b"late")) == Done()
 
 
 def test_i5_a_renewal_keeps_a_claim_without_any_request(pair: Pair) -> None:

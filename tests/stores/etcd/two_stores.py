@@ -14,6 +14,7 @@ from oncekey.core.commands import Claimed, Command, Reply
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.etcd.cluster_store import ClusterStore
 from oncekey.stores.etcd.etcd_store import EtcdStore
+from oncekey.stores.etcd.store_clock import Reading
 from oncekey.testing.contract.store_case import claim
 from oncekey.testing.fake_clock import FakeClock
 
@@ -52,6 +53,20 @@ class Process:
     def send(self, command: Command) -> Reply:
         (reply,) = self.store.apply([command])
         return reply
+
+    def set_wall_clock(self, by: int) -> None:
+        """The host's wall clock is set, and the time that passes goes on as before."""
+
+        async def set_it(cluster: ClusterStore) -> None:
+            real = cluster._clock.read
+
+            def read() -> Reading:
+                now, elapsed = real()
+                return Reading(now + by, elapsed)
+
+            cluster._clock.read = read  # type: ignore[method-assign]
+
+        self.run(set_it)
 
     def let_lapse(self) -> None:
         """Do the background work of claims that were not renewed."""
