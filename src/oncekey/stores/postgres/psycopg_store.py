@@ -45,6 +45,7 @@ from oncekey.stores.postgres.store_base import (
     PostgresBase,
 )
 from oncekey.stores.postgres.unfinished import UnfinishedPages
+from oncekey.stores.replica_sightings import Remembered
 from oncekey.stores.server_clock import reply_deadline
 
 if TYPE_CHECKING:
@@ -213,6 +214,15 @@ class PostgresStore(PostgresBase):
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._run(lambda: self._program.history(id))
 
+    def replicas(self) -> Remembered:
+        """The standbys that were seen, and those that were forgotten."""
+        return (self._run(self._program.server)).remembered
+
+    def forget_replica(self, name: str, *, by: str, why: str) -> None:
+        """Declare a standby gone for good: it counts no more, until it is seen again."""
+        self._run(lambda: self._program.forget(name, by=by, why=why))
+        self._update_guarantee(self._run(self._program.server))
+
     def create_outbox(self) -> None:
         """Create the table of the outbox, unless it is there."""
         self.prepare()
@@ -265,6 +275,8 @@ class PostgresStore(PostgresBase):
             self._breaker.leave(is_trial, replied=replied)
         if self._unconfirmed:
             self._confirm()
+        if self._memory.due:
+            self._remember()
         return result
 
     def _run_with_retries(self, program: Callable[[], Statements[T]], end: float) -> T:
@@ -277,6 +289,16 @@ class PostgresStore(PostgresBase):
                     raise
         raise AssertionError("the last try returns or raises")
 
+    def _remember(self) -> None:
+        """Write down which standbys were seen. The caller's own work is done and must not fail."""
+        due = self._memory.take_due()
+        try:
+            self._database.run(self._program.remember(due))
+        except OncekeyError as error:
+            self._memory.note_failure(due, error)
+        else:
+            self._memory.note_written(due)
+
     def _confirm(self) -> None:
         failures = self._unconfirmed.copy()
         try:
@@ -287,6 +309,8 @@ class PostgresStore(PostgresBase):
 
     def _confirm_outcomes(self, replies: Sequence[Reply]) -> None:
         """Return when the synchronous standbys have the outcomes in these replies."""
+        if self._memory.due:  # seen by a claim in a caller's transaction
+            self._remember()
         if not self._tells_outcome(replies):
             return
         try:
