@@ -294,7 +294,7 @@ def test_this_release_works_on_a_compatible_newer_schema(
 
 def queries_before_standbys_were_remembered(layout: Layout) -> dict[str, Query]:
     """The queries of a release that has no function settings_2 yet."""
-    told = dict.fromkeys(("fsync", "full_page_writes"), "on")
+    told: dict[str, Any] = dict.fromkeys(("fsync", "full_page_writes"), "on")
     told |= dict.fromkeys(("attached", "idle_slots", "sightings", "forgotten"))
     told |= {"standby": False, "synchronous_standby_names": "", "now": 0}
     settings, literal = f"{layout.quoted}.settings_2()", f"'{json.dumps(told)}'"
