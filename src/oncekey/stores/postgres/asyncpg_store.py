@@ -22,7 +22,7 @@ from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncCallerTransaction, Unfinished
 from oncekey.stores.outbox_commands import OutboxCommand
-from oncekey.stores.postgres import errors, outbox_program
+from oncekey.stores.postgres import errors, outbox_program, standby_program
 from oncekey.stores.postgres.asyncpg_connections import (
     CANCEL_SECONDS,
     ERRORS,
@@ -197,7 +197,7 @@ class AsyncPostgresStore(PostgresBase):
     async def bind(self, check: bytes, /) -> Seen | None:
         mark = await self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
-            self._update_guarantee(await self._run(self._program.server))
+            self._update_guarantee(await self._run(standby_program.read_server))
         return mark
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
@@ -224,12 +224,12 @@ class AsyncPostgresStore(PostgresBase):
 
     async def replicas(self) -> Remembered:
         """The standbys that were seen, and those that were forgotten."""
-        return (await self._run(self._program.server)).remembered
+        return await self._run(standby_program.read_remembered)
 
     async def forget_replica(self, name: str, *, by: str, why: str) -> None:
         """Declare a standby gone for good: it counts no more, until it is seen again."""
-        await self._run(lambda: self._program.forget(name, by=by, why=why))
-        self._update_guarantee(await self._run(self._program.server))
+        await self._run(lambda: standby_program.forget(name, by=by, why=why))
+        self._update_guarantee(await self._run(standby_program.read_server))
 
     async def create_outbox(self) -> None:
         """Create the table of the outbox, unless it is there."""
@@ -306,7 +306,7 @@ class AsyncPostgresStore(PostgresBase):
         """Write down which standbys were seen. The caller's own work is done and must not fail."""
         due = self._memory.take_due()
         try:
-            await self._database.run(self._program.remember(due))
+            await self._database.run(standby_program.remember(due))
         except OncekeyError as error:
             self._memory.note_failure(due, error)
         else:

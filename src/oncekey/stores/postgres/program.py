@@ -35,7 +35,6 @@ from oncekey.core.move_marks import MARK_ID
 from oncekey.core.origin import operation_of
 from oncekey.core.record import Record
 from oncekey.core.state_machine import decide
-from oncekey.stores.postgres.durability import Server, parse_settings
 from oncekey.stores.postgres.lone_command import send_alone
 from oncekey.stores.postgres.queries import Layout
 from oncekey.stores.postgres.rows import (
@@ -49,7 +48,6 @@ from oncekey.stores.postgres.rows import (
 )
 from oncekey.stores.postgres.statements import Statement, Statements
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
-from oncekey.stores.replica_sightings import Replica, forgotten_in, pack_replica
 from oncekey.stores.server_clock import ServerClock, reply_deadline
 from oncekey.stores.settings_watch import SettingsWatch
 from oncekey.stores.store_rules import check_same_secret
@@ -348,24 +346,6 @@ class Program:
     def locked(self, ids: Sequence[bytes]) -> Statements[list[bytes]]:
         """The ids of those records that another session holds locked."""
         return [bytes(row[0]) for row in (yield Statement("locked", (list(ids),)))]
-
-    def server(self) -> Statements[Server]:
-        """The server's current settings and state, and the standbys that were seen."""
-        return parse_settings((yield Statement("settings"))[0][0])
-
-    def remember(self, replicas: Sequence[Replica]) -> Statements[None]:
-        """Write down which standbys are seen."""
-        names = [replica.name for replica in replicas]
-        yield Statement("remember_replicas", (names, list(map(pack_replica, replicas))))
-
-    def forget(self, name: str, *, by: str, why: str) -> Statements[None]:
-        """Declare a standby gone. ConfigurationError if none of this name was seen."""
-        while True:
-            remembered = (yield from self.server()).remembered
-            sighting, note = forgotten_in(remembered, name, by=by, why=why)
-            values = (name, sighting.last_seen, note.encode())
-            if (yield Statement("forget_replica", values)):
-                return
 
     def elect(self, token: bytes, lease: int) -> Statements[bool]:
         """True if this token is elected to do the background work for `lease` more microseconds."""

@@ -23,7 +23,7 @@ from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinished
 from oncekey.stores.outbox_commands import OutboxCommand
-from oncekey.stores.postgres import errors, outbox_program
+from oncekey.stores.postgres import errors, outbox_program, standby_program
 from oncekey.stores.postgres.caller_connections import join_sync
 from oncekey.stores.postgres.caller_connections.base import StoreCalls
 from oncekey.stores.postgres.options import Options
@@ -189,7 +189,7 @@ class PostgresStore(PostgresBase):
     def bind(self, check: bytes, /) -> Seen | None:
         mark = self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
-            self._update_guarantee(self._run(self._program.server))
+            self._update_guarantee(self._run(standby_program.read_server))
         return mark
 
     def elect(self, token: bytes, lease: int, /) -> bool:
@@ -216,12 +216,12 @@ class PostgresStore(PostgresBase):
 
     def replicas(self) -> Remembered:
         """The standbys that were seen, and those that were forgotten."""
-        return (self._run(self._program.server)).remembered
+        return self._run(standby_program.read_remembered)
 
     def forget_replica(self, name: str, *, by: str, why: str) -> None:
         """Declare a standby gone for good: it counts no more, until it is seen again."""
-        self._run(lambda: self._program.forget(name, by=by, why=why))
-        self._update_guarantee(self._run(self._program.server))
+        self._run(lambda: standby_program.forget(name, by=by, why=why))
+        self._update_guarantee(self._run(standby_program.read_server))
 
     def create_outbox(self) -> None:
         """Create the table of the outbox, unless it is there."""
@@ -293,7 +293,7 @@ class PostgresStore(PostgresBase):
         """Write down which standbys were seen. The caller's own work is done and must not fail."""
         due = self._memory.take_due()
         try:
-            self._database.run(self._program.remember(due))
+            self._database.run(standby_program.remember(due))
         except OncekeyError as error:
             self._memory.note_failure(due, error)
         else:

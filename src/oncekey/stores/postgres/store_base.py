@@ -19,6 +19,7 @@ from oncekey.stores.postgres.locked_rows import LockAwareBatch, LockedRows
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.queries import make_migrations
 from oncekey.stores.postgres.schema import SchemaProgram, prepare
+from oncekey.stores.postgres.standby_program import read_server
 from oncekey.stores.postgres.statements import Statement, Statements
 from oncekey.stores.replica_sightings import ReplicaMemory
 from oncekey.stores.server_clock import STOP_SECONDS
@@ -150,7 +151,7 @@ class PostgresBase:
         """Commit a write and read the server's settings: after a failover it may be another
         server."""
         yield Statement("confirm")
-        return (yield from self._program.server())
+        return (yield from read_server())
 
     def _tells_outcome(self, replies: Sequence[Reply]) -> bool:
         """True if a reply has an outcome that was read, and that may be on no standby yet."""
