@@ -114,27 +114,29 @@ class ReplicaMemory:
 
     def __init__(self) -> None:
         self.due: tuple[Replica, ...] = ()
+        # Never changed in place, because several threads may be here.
         self._unwritten: dict[str, Sighting] = {}
         self._failure = ""
 
     def observe(self, seen: Iterable[Replica], remembered: Remembered) -> tuple[Sighting, ...]:
         """Replicas were seen, and the store's sightings were read. Returns all that count."""
-        now = remembered.now
+        now, unwritten = remembered.now, self._unwritten.copy()
         known = {sighting.name: sighting for sighting in remembered.sightings}
         for one in merged(seen):
             is_beyond = one.name not in known and len(known) >= SIGHTINGS_MAX
             replica = Replica(OTHERS) if is_beyond else one
             old = known.get(replica.name)
             if old is None:
-                self._unwritten[replica.name] = Sighting(replica, now, now)
+                unwritten[replica.name] = Sighting(replica, now, now)
             elif abs(now - old.last_seen) >= SIGHTING_INTERVAL_US or (
                 replica.slots and replica.slots != old.replica.slots
             ):
-                self._unwritten[replica.name] = Sighting(replica, old.first_seen, now)
+                unwritten[replica.name] = Sighting(replica, old.first_seen, now)
             else:
-                self._unwritten.pop(replica.name, None)
-        self.due = tuple(one.replica for one in self._unwritten.values())
-        return tuple({**known, **self._unwritten}.values())
+                unwritten.pop(replica.name, None)
+        self._unwritten = unwritten
+        self.due = tuple(one.replica for one in unwritten.values())
+        return tuple({**known, **unwritten}.values())
 
     def take_due(self) -> tuple[Replica, ...]:
         """What the caller writes down now; nobody else gets it meanwhile."""
@@ -144,8 +146,9 @@ class ReplicaMemory:
     def note_written(self, replicas: Sequence[Replica]) -> None:
         """These are in the store now. From now on the store's list decides whether they count."""
         self._failure = ""
-        for replica in replicas:
-            self._unwritten.pop(replica.name, None)
+        written = {replica.name for replica in replicas}
+        left = {name: one for name, one in self._unwritten.copy().items() if name not in written}
+        self._unwritten = left
 
     def note_failure(self, replicas: Sequence[Replica], error: Exception) -> None:
         """These could not be written down. They count in this process until they are, or until it

@@ -103,6 +103,9 @@ def test_i4_a_standby_that_was_cut_off_still_lowers_the_guarantee(
         assert "was attached, 'standby' (127.0.0.1" in one.guarantee.reason
         assert "last seen 20" in one.guarantee.reason
         assert "oncekey guarantee --forget standby" in one.guarantee.reason
+    # What releases before this read: to them it is as good as attached.
+    ((settings,),) = primary.execute("SELECT oncekey.settings_1()")
+    assert settings.split()[4] == "1"
     strict_store = adapters.store(primary.url(), guarantee_interval="1ms")
     strict = adapters.once(strict_store, policy=Policy(require="at_most_once"))
     with pytest.raises(ConfigurationError, match="requires at most once"):

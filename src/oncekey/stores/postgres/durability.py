@@ -55,8 +55,9 @@ class Server(NamedTuple):
         return self.standbys.names.wanted > 0
 
     def seen(self) -> list[Replica]:
-        """The standbys that are attached, and those that left a slot."""
-        return self.standbys.seen(self.remembered.sightings)
+        """The standbys that are attached, and those that left a slot; none if the server is a
+        standby itself, where nothing can be written down."""
+        return [] if self.standby else self.standbys.seen(self.remembered.sightings)
 
 
 def parse_server(row: Sequence[Any]) -> Server:

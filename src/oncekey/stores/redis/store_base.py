@@ -141,7 +141,9 @@ class RedisBase:
         self._refusal = durability.refusal(server)
         if not isinstance(sightings, Exception):
             self._remembered = read_remembered(sightings)
-        self._sightings = self._memory.observe(server.seen, self._remembered)
+        # A replica takes no writes, and has other things to be said about it.
+        seen = server.seen if server.role == "master" else ()
+        self._sightings = self._memory.observe(seen, self._remembered)
         if server.aof_in_place is None and server.aof_rewrite == self._ordinary_rewrite:
             server = server._replace(aof_in_place=True)
         self._server = server
