@@ -7,8 +7,10 @@ opposite of what is about to happen.
 from __future__ import annotations
 
 import logging
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -159,6 +161,22 @@ def test_i4_a_synchronous_standby_counts_once_commits_stop_waiting_for_it(
     for one in (store, opened(adapters, primary)):
         assert one.guarantee.level is Level.BEST_EFFORT
         assert "was attached, 'standby'" in one.guarantee.reason
+
+
+def test_a_log_that_is_copied_into_files_is_no_standby(primary: Postgres, tmp_path: Path) -> None:
+    """Nobody can promote a file."""
+    archiver = primary.bin / "pg_receivewal"
+    to = ["--directory", str(tmp_path), "--dbname", primary.url(), "--slot", "archive"]
+    subprocess.run([archiver, *to, "--create-slot"], check=True, capture_output=True)
+    with subprocess.Popen([archiver, *to], stderr=subprocess.DEVNULL) as process:
+        try:
+            primary.wait_for_standby("pg_receivewal")
+            with closing(PostgresStore(primary.url())) as store:
+                store.prepare()
+                assert store.guarantee.level is Level.TRANSACTIONAL
+                assert store.replicas().sightings == ()
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("claim", ["row_lock", "portable"])
