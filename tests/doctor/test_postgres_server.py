@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +16,24 @@ from tests.support.postgres_stores import pooler, server
 from tests.support.servers import PgBouncer, Postgres, require
 
 from oncekey.core.errors import StoreUnavailable
+from oncekey.core.guarantees import Level
 from oncekey.stores.checkup import Finding, Severity
-from oncekey.stores.postgres import checkup, checkup_session, migrate, server_checks
+from oncekey.stores.postgres import (
+    checkup,
+    checkup_session,
+    inspect,
+    migrate,
+    open_blocking,
+    server_checks,
+)
+from oncekey.stores.postgres.durability import Server
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.server_checks import ServerState, clock_skew
+from oncekey.stores.replica_sightings import Replica, pack_replica
 
 DATABASE = "doctor_server"
 ROLE = "doctor_app"
+SEEN_AT = 1_767_323_040_000_000  # 2026-01-02 03:04
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +233,30 @@ def test_an_asynchronous_standby_breaks_the_guarantee(pair: tuple[Postgres, Post
     assert problems(checkup(f"{primary.url()}?failover=never").findings) == {}
 
 
+def test_a_standby_that_was_seen_earlier_is_named_with_what_to_do(url: str) -> None:
+    with closing(open_blocking(url)) as store:
+        with psycopg.connect(url) as connection:  # what a store writes when it sees one
+            connection.execute(
+                "INSERT INTO oncekey.meta VALUES ('replica db2', %s, %s, %s)",
+                (pack_replica(Replica("db2", "10.0.0.7")), SEEN_AT, SEEN_AT),
+            )
+        found = checkup(url).findings
+        assert problems(found) == {"postgres.standbys": "broken"}
+        said = by_check(found)["postgres.standbys"]
+        assert "was attached, 'db2' (10.0.0.7), last seen 2026-01-02 03:04 UTC" in said.what
+        assert "oncekey guarantee --forget db2" in said.what
+        assert "--forget NAME" in said.mend
+        assert inspect(url).guarantee.level is Level.BEST_EFFORT
+        assert problems(checkup(f"{url}?failover=never").findings) == {}
+        store.forget_replica("db2", by="ana", why="gone")
+    assert problems(checkup(url).findings) == {}
+
+
+def test_where_sightings_cannot_be_read_that_is_said(url: str) -> None:
+    said = by_check(checkup(f"{url}?schema=elsewhere").findings)["postgres.standbys"]
+    assert (said.severity, "was not checked" in said.what) == (Severity.INFO, True)
+
+
 def test_a_standby_takes_no_claims(pair: tuple[Postgres, Postgres]) -> None:
     _, standby = pair
     found = checkup(standby.url())
@@ -283,7 +318,8 @@ GOOD = ServerState(
     defaults={},
     role_settings=(),
     is_standby=False,
-    replicas=0,
+    server=Server(version=180_006, fsync=True, full_page_writes=True, standby=False),
+    unread="",
     xid_age=1_000,
     clients=5,
     role_limit=-1,

@@ -252,7 +252,8 @@ def test_a_role_without_rights_is_told_what_was_not_checked(url: str, execute: A
     try:
         found = checkup(url.replace("postgres@", "doctor_stranger@"))
         unchecked = {f.check for f in found.findings if f.severity is Severity.INFO}
-        assert unchecked == {"postgres.schema", "postgres.retention", "postgres.sweeper"}
+        subjects = ("schema", "retention", "sweeper", "standbys")
+        assert unchecked == {f"postgres.{subject}" for subject in subjects}
         assert "permission denied" in by_check(found.findings)["postgres.schema"].what
         assert by_check(found.findings)["postgres.functions"].severity is Severity.OK
         assert problems(found.findings) == {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from tests.doctor.findings import by_check, problems
 from tests.support.redis_stores import sentinel, valkey, valkey_cluster
 from tests.support.servers import require
-from tests.support.servers.processes import fresh_name
+from tests.support.servers.processes import fresh_name, wait_until
 from tests.support.servers.redis_server import DURABLE, RedisServer
 
 from oncekey import Once, Policy
@@ -149,6 +150,17 @@ def test_replicas_and_whoever_connects_to_one_are_named() -> None:
             assert problems(found) == {"redis.primary": "broken"}
             assert problems(checkup(master.url()).findings) == {"redis.failover": "broken"}
             assert problems(checkup(f"{master.url()}?failover=never").findings) == {}
+            for server in (master, replica):
+                with closing(RedisStore(server.url())) as store:
+                    store.prepare()  # writes down who is attached, if it can
+        wait_until(lambda: master.info()["connected_slaves"] == "0", "the replica is gone")
+        found = checkup(master.url()).findings
+        assert problems(found) == {"redis.failover": "broken"}
+        said = by_check(found)["redis.failover"]
+        name = f"127.0.0.1:{replica.port}"
+        assert f"none is attached, but '{name}', last seen 20" in said.what
+        assert f"oncekey guarantee --forget {name}" in said.what
+        assert problems(checkup(f"{master.url()}?failover=never").findings) == {}
 
 
 def with_own_prefix(url: str) -> str:

@@ -17,6 +17,7 @@ from oncekey.cli.commands.dashboard import dashboard
 from oncekey.cli.commands.demo import demo
 from oncekey.cli.commands.doctor import doctor
 from oncekey.cli.commands.exporter import exporter
+from oncekey.cli.commands.guarantee import guarantee
 from oncekey.cli.commands.list_keys import list_keys
 from oncekey.cli.commands.migrate import migrate
 from oncekey.cli.commands.policy import policy
@@ -73,6 +74,7 @@ _COMMANDS = (
     release,
     stats,
     doctor,
+    guarantee,
     verify,
     recover,
     consume,

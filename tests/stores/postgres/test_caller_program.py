@@ -52,7 +52,9 @@ class DriverError(Exception):
 
 def running_program() -> CallerProgram:
     """A program that runs the key and whose body has returned."""
-    program = CallerProgram(Options().program(), may_leave=True)
+    store_program = Options().program()
+    store_program.watch.renew()  # the settings were read just now
+    program = CallerProgram(store_program, may_leave=True)
     actions = program.apply(CLAIM, TransactionState.OPEN)
     sent: Any = next(actions)
     assert names(sent) == ["join", "SET"]
@@ -157,13 +159,13 @@ def test_statements_sent_as_text_hold_nothing_a_caller_chose() -> None:
     for name in _SENT_AS_TEXT:
         assert {"text[]", "bytea[]"}.isdisjoint(texts[name].query.types)
     id, owner = b"\x00'\\\"%$1" + b"i" * 9, b"o" * 16
-    sent = _join_text(Options().layout, None, True, id, owner, "01273b", "73", 0, False)
+    sent = _join_text(Options().layout, None, True, id, owner, "01273b", "73", 0)
     assert sent == (
         "SELECT \"oncekey\".join_3(NULL, true, '00275c22252431696969696969696969', "
         "'6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f6f', '01273b', '73',\n    0, false)"
     )
     with pytest.raises(ValueError, match="non-hexadecimal"):
-        texts["join"].inline((None, True, id, owner, "a caller's", "73", 0, False))
+        texts["join"].inline((None, True, id, owner, "a caller's", "73", 0))
 
 
 # --- round trips --------------------------------------------------------------------------------

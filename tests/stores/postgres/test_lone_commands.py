@@ -37,6 +37,7 @@ def test_a_lone_command_uses_its_own_function_where_claims_insert_first(
     options: dict[str, Any], names: list[str]
 ) -> None:
     program = Options(**options).program()
+    program.watch.renew()
     assert [next(program.apply([command])).name for command in (CLAIM, FINISH)] == names
     other = make_claim("another")
     assert next(program.apply([CLAIM, other])).name in ("claim", "insert_fresh")

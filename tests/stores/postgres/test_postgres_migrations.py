@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,8 @@ from tests.support.servers import Postgres
 from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep, Unknown
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.migrations import Migration, make_migration
-from oncekey.stores.postgres import store_base
-from oncekey.stores.postgres.queries import Layout, make_migrations
+from oncekey.stores.postgres import psycopg_store, store_base
+from oncekey.stores.postgres.queries import Layout, Query, make_migrations, make_queries
 from oncekey.stores.postgres.schema import upgrade_script
 
 PLAIN = Layout("oncekey")
@@ -291,6 +292,19 @@ def test_this_release_works_on_a_compatible_newer_schema(
     assert applied(postgres)[-1] == (LAST + 1, "next1", LAST)
 
 
+def queries_before_standbys_were_remembered(layout: Layout) -> dict[str, Query]:
+    """The queries of a release that has no function settings_2 yet."""
+    told: dict[str, Any] = dict.fromkeys(("fsync", "full_page_writes"), "on")
+    told |= dict.fromkeys(("attached", "idle_slots", "sightings", "forgotten"))
+    told |= {"standby": False, "synchronous_standby_names": "", "now": 0}
+    settings, literal = f"{layout.quoted}.settings_2()", f"'{json.dumps(told)}'"
+    return {
+        name: query._replace(sql=sql, raw=sql.encode())
+        for name, query in make_queries(layout).items()
+        for sql in [query.sql.replace(settings, literal)]
+    }
+
+
 @pytest.mark.parametrize("shape", [{}, RING], ids=["plain", "ring"])
 def test_an_upgrade_beside_a_callers_long_transaction_stops_nobody(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]
@@ -299,6 +313,7 @@ def test_an_upgrade_beside_a_callers_long_transaction_stops_nobody(
     adapters = StoreAdapters("psycopg")
     with monkeypatch.context() as older:
         older.setattr(store_base, "make_migrations", lambda layout: make_migrations(layout)[:7])
+        older.setattr(psycopg_store, "make_queries", queries_before_standbys_were_remembered)
         store = adapters.store(postgres.url(), clock=Clock(), **shape)
         live(store, "before")
         with psycopg.connect(postgres.url()) as caller:

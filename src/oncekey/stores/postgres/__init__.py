@@ -19,6 +19,7 @@ from oncekey.stores.postgres import outbox_program, schema_inspection, table_che
 from oncekey.stores.postgres.options import Options, split_url
 from oncekey.stores.postgres.table_checks import CHECKS
 from oncekey.stores.postgres.transaction_retry import run_transaction, run_transaction_async
+from oncekey.stores.replica_sightings import Remembered
 
 if TYPE_CHECKING:
     from oncekey.stores.postgres.asyncpg_store import AsyncPostgresStore
@@ -31,6 +32,7 @@ __all__ = [
     "PostgresStore",
     "checkup",
     "create_outbox",
+    "forget_replica",
     "inspect",
     "is_same_store",
     "migrate",
@@ -38,6 +40,7 @@ __all__ = [
     "open_async",
     "open_blocking",
     "outbox_script",
+    "replicas",
     "run_transaction",
     "run_transaction_async",
 ]
@@ -87,6 +90,18 @@ def outbox_script(url: str) -> str:
     address, options = schema_inspection.read_url(url)
     schema_inspection.parse_address(address)
     return outbox_program.creation_script(options.layout)
+
+
+def replicas(url: str) -> Remembered:
+    """The standbys that were seen, and those that were forgotten."""
+    with closing(open_blocking(url)) as store:
+        return store.replicas()
+
+
+def forget_replica(url: str, name: str, *, by: str, why: str) -> None:
+    """Declare one of the standbys gone for good: it lowers the guarantee no more."""
+    with closing(open_blocking(url)) as store:
+        store.forget_replica(name, by=by, why=why)
 
 
 def checkup(url: str) -> Checkup:

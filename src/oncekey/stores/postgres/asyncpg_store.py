@@ -22,7 +22,7 @@ from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncCallerTransaction, Unfinished
 from oncekey.stores.outbox_commands import OutboxCommand
-from oncekey.stores.postgres import errors, outbox_program
+from oncekey.stores.postgres import errors, outbox_program, standby_program
 from oncekey.stores.postgres.asyncpg_connections import (
     CANCEL_SECONDS,
     ERRORS,
@@ -44,6 +44,7 @@ from oncekey.stores.postgres.store_base import (
     PostgresBase,
 )
 from oncekey.stores.postgres.unfinished import UnfinishedPages
+from oncekey.stores.replica_sightings import Remembered
 from oncekey.stores.server_clock import reply_deadline
 
 R = TypeVar("R")
@@ -196,7 +197,7 @@ class AsyncPostgresStore(PostgresBase):
     async def bind(self, check: bytes, /) -> Seen | None:
         mark = await self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
-            self._update_guarantee(await self._run(self._program.server))
+            self._update_guarantee(await self._run(standby_program.read_server))
         return mark
 
     async def elect(self, token: bytes, lease: int, /) -> bool:
@@ -220,6 +221,15 @@ class AsyncPostgresStore(PostgresBase):
     async def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
         return await self._run(lambda: self._program.history(id))
+
+    async def replicas(self) -> Remembered:
+        """The standbys that were seen, and those that were forgotten."""
+        return await self._run(standby_program.read_remembered)
+
+    async def forget_replica(self, name: str, *, by: str, why: str) -> None:
+        """Declare a standby gone for good: it counts no more, until it is seen again."""
+        await self._run(lambda: standby_program.forget(name, by=by, why=why))
+        self._update_guarantee(await self._run(standby_program.read_server))
 
     async def create_outbox(self) -> None:
         """Create the table of the outbox, unless it is there."""
@@ -278,6 +288,8 @@ class AsyncPostgresStore(PostgresBase):
             self._breaker.leave(is_trial, replied=replied)
         if self._unconfirmed:
             await self._confirm()
+        if self._memory.due:
+            await self._remember()
         return result
 
     async def _run_with_retries(self, program: Callable[[], Statements[T]], end: float) -> T:
@@ -290,6 +302,16 @@ class AsyncPostgresStore(PostgresBase):
                     raise
         raise AssertionError("the last try returns or raises")
 
+    async def _remember(self) -> None:
+        """Write down which standbys were seen. The caller's own work is done and must not fail."""
+        due = self._memory.take_due()
+        try:
+            await self._database.run(standby_program.remember(due))
+        except OncekeyError as error:
+            self._memory.note_failure(due, error)
+        else:
+            self._memory.note_written(due)
+
     async def _confirm(self) -> None:
         failures = self._unconfirmed.copy()
         try:
@@ -300,6 +322,8 @@ class AsyncPostgresStore(PostgresBase):
 
     async def _confirm_outcomes(self, replies: Sequence[Reply]) -> None:
         """Return when the synchronous standbys have the outcomes in these replies."""
+        if self._memory.due:  # seen by a claim in a caller's transaction
+            await self._remember()
         if not self._tells_outcome(replies):
             return
         try:

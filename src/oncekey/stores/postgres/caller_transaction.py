@@ -197,9 +197,9 @@ class CallerProgram:
         join = self._join(_TO_RUN, claim.id, claim.owner, claim.fingerprint)
         rows = yield (join, SavepointCommand(SavepointAction.SET, savepoint))
         joined = joined_of(rows)
-        now, open_savepoints, locked, stored, floor, settings, _ = joined
-        if settings is not None:
-            self._program.watch.notify(settings)
+        now, open_savepoints, locked, stored, floor, _, _ = joined
+        if len(rows) > 1:
+            self._program.watch.notify(rows[1][0])
         if now is None or locked is None:
             yield (SavepointCommand(SavepointAction.RELEASE, savepoint),)
             if now is None:
@@ -315,7 +315,8 @@ class CallerProgram:
         program = self._program
         reads_settings = purpose == _TO_RUN and program.watch.is_due()
         key = (program.now(), program.is_ring, id, owner, fingerprint.hex())
-        return Statement("join", (*key, program.identity.hex(), purpose, reads_settings))
+        name = "join_and_settings" if reads_settings else "join"
+        return Statement(name, (*key, program.identity.hex(), purpose))
 
     def _wrong_store(self, joined: Joined) -> WrongStore:
         return WrongStore(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.options import NO_SCANS, Options
-from oncekey.stores.postgres.queries import make_query, substitute
+from oncekey.stores.postgres.queries import make_queries, make_query, substitute
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema_inspection import parse_address
 from oncekey.stores.sql_files import load_queries
@@ -55,6 +55,9 @@ class CheckupSession:
         texts = load_queries("oncekey.stores.postgres", "sql/checkup.sql")
         layout = options.layout
         self._queries = {name: make_query(substitute(sql, layout)) for name, sql in texts.items()}
+        # What the store itself reads of a server.
+        stores = make_queries(layout)
+        self._queries |= {"server": stores["server"], "store_settings": stores["settings"]}
         settings = {"statement_timeout": options.session_settings["statement_timeout"]}
         settings["lock_timeout"] = options.session_settings["lock_timeout"]
         settings.update(dict.fromkeys(NO_SCANS, "off"))

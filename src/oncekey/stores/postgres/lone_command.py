@@ -40,12 +40,12 @@ def send_alone(
 
 
 def _claim(sender: Sender, claim: Claim, not_after: int | None) -> Statements[Claimed | Row]:
-    is_due = sender.watch.is_due()
-    limits = (sender.now(), not_after, sender.lock_timeout, is_due, sender.guard)
+    name = "claim_one_and_settings" if sender.watch.is_due() else "claim_one"
+    limits = (sender.now(), not_after, sender.lock_timeout, sender.guard)
     sent = sender.server_clock.send_time()
-    rows = yield Statement("claim_one", (*limits, *claim[:10], claim.keep_unknown))
-    (at, settings), row = row_of(rows[0][0])
+    rows = yield Statement(name, (*limits, *claim[:10], claim.keep_unknown))
+    (at, _), row = row_of(rows[0][0])
     sender.server_clock.observe(at, sent)
-    if settings is not None:
-        sender.watch.notify(settings)
+    if len(rows[0]) > 1:
+        sender.watch.notify(rows[0][1])
     return row or Claimed(at, 1, ())

@@ -35,7 +35,6 @@ from oncekey.core.move_marks import MARK_ID
 from oncekey.core.origin import operation_of
 from oncekey.core.record import Record
 from oncekey.core.state_machine import decide
-from oncekey.stores.postgres.durability import Server, parse_server
 from oncekey.stores.postgres.lone_command import send_alone
 from oncekey.stores.postgres.queries import Layout
 from oncekey.stores.postgres.rows import (
@@ -245,6 +244,8 @@ class Program:
             rows = yield Statement("insert_fresh", (self.now(), *claim_columns(sent)))
             for row in rows:
                 replies[by_id[row[0]]] = Claimed(row[1], 1, ())
+            if self.watch.is_due():
+                self.watch.notify((yield Statement("settings"))[0][0])
         if finishes:
             ended: list[Any] = [commands[i] for i in finishes]
             rows = yield Statement("finish_held", (self.now(), *finish_columns(ended)))
@@ -345,10 +346,6 @@ class Program:
     def locked(self, ids: Sequence[bytes]) -> Statements[list[bytes]]:
         """The ids of those records that another session holds locked."""
         return [bytes(row[0]) for row in (yield Statement("locked", (list(ids),)))]
-
-    def server(self) -> Statements[Server]:
-        """The server's current settings and state."""
-        return parse_server((yield Statement("server"))[0])
 
     def elect(self, token: bytes, lease: int) -> Statements[bool]:
         """True if this token is elected to do the background work for `lease` more microseconds."""

@@ -23,7 +23,7 @@ from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, CallerTransaction, Unfinished
 from oncekey.stores.outbox_commands import OutboxCommand
-from oncekey.stores.postgres import errors, outbox_program
+from oncekey.stores.postgres import errors, outbox_program, standby_program
 from oncekey.stores.postgres.caller_connections import join_sync
 from oncekey.stores.postgres.caller_connections.base import StoreCalls
 from oncekey.stores.postgres.options import Options
@@ -45,6 +45,7 @@ from oncekey.stores.postgres.store_base import (
     PostgresBase,
 )
 from oncekey.stores.postgres.unfinished import UnfinishedPages
+from oncekey.stores.replica_sightings import Remembered
 from oncekey.stores.server_clock import reply_deadline
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class PostgresStore(PostgresBase):
     def bind(self, check: bytes, /) -> Seen | None:
         mark = self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
-            self._update_guarantee(self._run(self._program.server))
+            self._update_guarantee(self._run(standby_program.read_server))
         return mark
 
     def elect(self, token: bytes, lease: int, /) -> bool:
@@ -212,6 +213,15 @@ class PostgresStore(PostgresBase):
     def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
         return self._run(lambda: self._program.history(id))
+
+    def replicas(self) -> Remembered:
+        """The standbys that were seen, and those that were forgotten."""
+        return self._run(standby_program.read_remembered)
+
+    def forget_replica(self, name: str, *, by: str, why: str) -> None:
+        """Declare a standby gone for good: it counts no more, until it is seen again."""
+        self._run(lambda: standby_program.forget(name, by=by, why=why))
+        self._update_guarantee(self._run(standby_program.read_server))
 
     def create_outbox(self) -> None:
         """Create the table of the outbox, unless it is there."""
@@ -265,6 +275,8 @@ class PostgresStore(PostgresBase):
             self._breaker.leave(is_trial, replied=replied)
         if self._unconfirmed:
             self._confirm()
+        if self._memory.due:
+            self._remember()
         return result
 
     def _run_with_retries(self, program: Callable[[], Statements[T]], end: float) -> T:
@@ -277,6 +289,16 @@ class PostgresStore(PostgresBase):
                     raise
         raise AssertionError("the last try returns or raises")
 
+    def _remember(self) -> None:
+        """Write down which standbys were seen. The caller's own work is done and must not fail."""
+        due = self._memory.take_due()
+        try:
+            self._database.run(standby_program.remember(due))
+        except OncekeyError as error:
+            self._memory.note_failure(due, error)
+        else:
+            self._memory.note_written(due)
+
     def _confirm(self) -> None:
         failures = self._unconfirmed.copy()
         try:
@@ -287,6 +309,8 @@ class PostgresStore(PostgresBase):
 
     def _confirm_outcomes(self, replies: Sequence[Reply]) -> None:
         """Return when the synchronous standbys have the outcomes in these replies."""
+        if self._memory.due:  # seen by a claim in a caller's transaction
+            self._remember()
         if not self._tells_outcome(replies):
             return
         try:

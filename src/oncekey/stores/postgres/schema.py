@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.migrations import Migration, plan
-from oncekey.stores.postgres.durability import Server, parse_server
+from oncekey.stores.postgres.durability import Server, parse_server, parse_settings
 from oncekey.stores.postgres.queries import Layout, substitute
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.statements import Statement
@@ -62,8 +62,9 @@ def prepare(
 
 
 def _identify(server: Server) -> SchemaProgram[Server]:
-    identity, address, clock = (yield Statement("identify"))[0]
-    return server._replace(identity=bytes(identity or b""), address=address, clock=clock)
+    identity, address, clock, settings = (yield Statement("identify"))[0]
+    found = parse_settings(settings, server.version)
+    return found._replace(identity=bytes(identity or b""), address=address, clock=clock)
 
 
 def missing_migrations(

@@ -83,6 +83,8 @@ def _inspect(name: str, options: Options) -> Generator[Statement, Sequence[Row],
         missing = plan(list(applied), make_migrations(options.layout), compatible)
     except ConfigurationError as error:
         raise ConfigurationError(f"{name}: {error}") from None
+    if not missing:
+        server = durability.parse_settings((yield Statement("settings"))[0][0], server.version)
     has_records = False
     if applied:
         has_records = (yield Statement("any"))[0][0]

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from oncekey.stores.checkup import Check, Finding
+from oncekey.stores.postgres import durability
 from oncekey.stores.postgres.checkup_session import CheckupSession, Pooler
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.schema import SERVER_VERSION_MIN
+from oncekey.stores.replica_sightings import ReplicaMemory
 
 CLOCK_SKEW_US: Final = 1_000_000
 LONG_TRANSACTION_SECONDS: Final = 3_600
@@ -65,11 +67,14 @@ SYNCHRONOUS_COMMIT: Final = Check(
 )
 STANDBYS: Final = Check(
     "postgres.standbys",
-    "whether standbys have every commit before it is acknowledged",
+    "whether standbys have every commit before it is acknowledged, also those that were seen "
+    "earlier and those that left a replication slot",
     "an asynchronous standby that is promoted lacks the last commits, and their operations run a "
-    "second time; a synchronous one that is missing makes every commit wait",
-    "set synchronous_standby_names to standbys that are attached; or add failover=never to the URL "
-    "if no standby is ever promoted",
+    "second time, also if it was cut off long before; a synchronous one that is missing makes "
+    "every commit wait",
+    "set synchronous_standby_names so that commits wait for every standby; `oncekey guarantee "
+    "--forget NAME` for one that is gone for good, after its slot was dropped; or add "
+    "failover=never to the URL if no such standby is ever promoted",
 )
 CLOCK: Final = Check(
     "postgres.clock",
@@ -109,7 +114,8 @@ class ServerState(NamedTuple):
     settings        the session's settings by name
     defaults        what a new session of this role has
     role_settings   (role, database, setting) for each synchronous_commit set for one of them
-    replicas        physical standbys that are attached
+    server          its settings and standbys, as the store reads them
+    unread          why the standbys that were seen earlier could not be read; empty if they were
     xid_age         transactions since the oldest row of the database
     """
 
@@ -117,7 +123,8 @@ class ServerState(NamedTuple):
     defaults: Mapping[str, str]
     role_settings: tuple[tuple[str, str, str], ...]
     is_standby: bool
-    replicas: int
+    server: durability.Server
+    unread: str
     xid_age: int
     clients: int
     role_limit: int
@@ -126,20 +133,31 @@ class ServerState(NamedTuple):
 
 def read_server(session: CheckupSession) -> ServerState:
     rows = session.rows("settings")
-    standby, replicas, logical, xid_age, clients, role_limit, database_limit = session.rows(
-        "state"
-    )[0]
+    standby, has_settings, xid_age, clients, role_limit, database_limit = session.rows("state")[0]
+    server, unread = _standbys_of(session, has_settings)
     return ServerState(
         settings={name: value for name, value, _ in rows},
         defaults={name: default for name, _, default in rows},
         role_settings=tuple((row[0], row[1], row[2]) for row in session.rows("role_settings")),
         is_standby=standby,
-        replicas=max(0, replicas - logical),
+        server=server,
+        unread=unread,
         xid_age=xid_age,
         clients=clients,
         role_limit=-1 if role_limit is None else role_limit,
         database_limit=database_limit,
     )
+
+
+def _standbys_of(session: CheckupSession, has_settings: bool) -> tuple[durability.Server, str]:
+    """The standbys, and why those that were seen earlier are not among them."""
+    unread = "oncekey's tables are not there, or of an older release"
+    if has_settings:
+        rows = session.rows_or_reason("store_settings")
+        if not isinstance(rows, str):
+            return durability.parse_settings(rows[0][0]), ""
+        unread = rows
+    return durability.parse_server(session.rows("server")[0]), unread
 
 
 def server_findings(session: CheckupSession, options: Options) -> Iterator[Finding]:
@@ -208,21 +226,34 @@ def synchronous_commit(server: ServerState, options: Options) -> Finding:
     )
 
 
-def standbys(server: ServerState, options: Options) -> Finding:
-    names = server.settings["synchronous_standby_names"].strip()
+def standbys(state: ServerState, options: Options) -> Finding:
+    if state.is_standby:
+        return STANDBYS.info("not checked: the server is a standby itself")
+    names = state.settings["synchronous_standby_names"].strip()
+    server = state.server
+    attached = [str(one) for one in server.standbys.attached]
     waits = bool(names) and options.waits_for_standbys
-    if waits and not server.replicas and not server.is_standby:
+    if waits and not attached:
         return STANDBYS.broken(
             f"synchronous_standby_names is {names!r} and no standby is attached: commits wait"
         )
-    if not server.replicas:
-        return STANDBYS.ok("no standby is attached")
-    attached = f"{server.replicas} attached"
-    if waits:
-        return STANDBYS.ok(f"{attached}, commits wait for {names!r}")
-    if options.failover == "never":
-        return STANDBYS.ok(f"{attached}, and the URL says that none is ever promoted")
-    return STANDBYS.broken(f"{attached}, and commits wait for none: the guarantee is best effort")
+    sightings = ReplicaMemory().observe(server.seen(), server.remembered)
+    fault = durability.standby_fault(server, options.synchronous_commit, sightings)
+    if fault and options.failover != "never":
+        return STANDBYS.broken(f"{fault}. The guarantee is best effort")
+    if state.unread:
+        return STANDBYS.info(
+            f"none is attached that may lack a commit; which were seen earlier was not checked: "
+            f"{state.unread}"
+        )
+    known = [str(sighting) for sighting in sightings]
+    if fault:
+        return STANDBYS.ok(
+            f"{'; '.join(known)}; the URL says that none which may lack a commit is promoted"
+        )
+    if known:
+        return STANDBYS.ok(f"{'; '.join(known)}; commits wait for {names!r}")
+    return STANDBYS.ok("no standby is attached, and none was seen")
 
 
 def clock(session: CheckupSession) -> Finding:

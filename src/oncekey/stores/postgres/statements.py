@@ -28,6 +28,7 @@ _WRITES: Final = frozenset(
         "apply",
         "claim",
         "claim_one",
+        "claim_one_and_settings",
         "finish",
         "finish_one",
         "insert_fresh",

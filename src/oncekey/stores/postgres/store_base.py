@@ -19,7 +19,9 @@ from oncekey.stores.postgres.locked_rows import LockAwareBatch, LockedRows
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.queries import make_migrations
 from oncekey.stores.postgres.schema import SchemaProgram, prepare
+from oncekey.stores.postgres.standby_program import read_server
 from oncekey.stores.postgres.statements import Statement, Statements
+from oncekey.stores.replica_sightings import ReplicaMemory
 from oncekey.stores.server_clock import STOP_SECONDS
 
 MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, the next one is prepared
@@ -56,6 +58,7 @@ class PostgresBase:
         self._call_seconds = self._options.call_us / 1_000_000
         self._breaker = CircuitBreaker(self._call_seconds)
         self.guarantee = durability.NOT_CONNECTED
+        self._memory = ReplicaMemory()  # of standbys
         self._program.watch.notify = self._on_settings
         layout = self._options.layout
         if layout.is_ring:
@@ -85,7 +88,10 @@ class PostgresBase:
     def _update_guarantee(self, server: durability.Server) -> None:
         options = self._options
         self._has_synchronous_standbys = server.synchronous_standbys
-        guarantee = durability.guarantee(server, options.synchronous_commit, options.failover)
+        sightings = self._memory.observe(server.seen(), server.remembered)
+        guarantee = durability.guarantee(
+            server, options.synchronous_commit, options.failover, sightings
+        )
         if guarantee != self.guarantee:
             self.guarantee = guarantee
 
@@ -145,7 +151,7 @@ class PostgresBase:
         """Commit a write and read the server's settings: after a failover it may be another
         server."""
         yield Statement("confirm")
-        return durability.parse_server((yield Statement("server"))[0])
+        return (yield from read_server())
 
     def _tells_outcome(self, replies: Sequence[Reply]) -> bool:
         """True if a reply has an outcome that was read, and that may be on no standby yet."""

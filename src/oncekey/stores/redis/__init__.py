@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
@@ -10,6 +11,7 @@ from oncekey.stores.inspection import Inspection
 from oncekey.stores.redis import record_checks, server_inspection
 from oncekey.stores.redis.options import Options, split_url
 from oncekey.stores.redis.record_checks import CHECKS
+from oncekey.stores.replica_sightings import Remembered
 
 if TYPE_CHECKING:
     from oncekey.stores.redis.async_redis_store import AsyncRedisStore
@@ -21,12 +23,14 @@ __all__ = [
     "Options",
     "RedisStore",
     "checkup",
+    "forget_replica",
     "inspect",
     "is_same_store",
     "migrate",
     "migration_script",
     "open_async",
     "open_blocking",
+    "replicas",
 ]
 
 _NEEDS = "the Redis store needs redis-py 8 or newer: pip install 'oncekey[redis]'"
@@ -55,6 +59,18 @@ def migrate(url: str) -> None:
 def migration_script(url: str) -> str:
     """Refused, because there are no tables."""
     return server_inspection.migration_script(url)
+
+
+def replicas(url: str) -> Remembered:
+    """The replicas that were seen, and those that were forgotten."""
+    with closing(open_blocking(url)) as store:
+        return store.replicas()
+
+
+def forget_replica(url: str, name: str, *, by: str, why: str) -> None:
+    """Declare one of the replicas gone for good: it lowers the guarantee no more."""
+    with closing(open_blocking(url)) as store:
+        store.forget_replica(name, by=by, why=why)
 
 
 def checkup(url: str) -> Checkup:

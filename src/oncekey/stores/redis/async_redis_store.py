@@ -23,8 +23,10 @@ from oncekey.stores.redis.call_delivery import CallDelivery, Delivery, Pause
 from oncekey.stores.redis.calls import Calls
 from oncekey.stores.redis.options import Options
 from oncekey.stores.redis.redis_search import measure, search
+from oncekey.stores.redis.server_settings import forget, remembered
 from oncekey.stores.redis.store_base import RedisBase
 from oncekey.stores.redis.unfinished import unfinished
+from oncekey.stores.replica_sightings import Remembered
 
 T = TypeVar("T")
 
@@ -38,7 +40,7 @@ class AsyncRedisStore(RedisBase):
 
     def __init__(self, address: str | Any, **options: Any) -> None:
         self._connections = AsyncConnections(address, Options(**options))
-        super().__init__(self._connections.mode, options)
+        super().__init__(self._connections.mode, self._connections.table, options)
         self._delivery = CallDelivery(
             self._connections.table, self._options.seconds("reply_timeout")
         )
@@ -79,6 +81,15 @@ class AsyncRedisStore(RedisBase):
     async def history(self, id: bytes, /) -> list[Record]:
         """Past generations of a key that are still in their audit window, oldest first."""
         return await self._run(lambda: self._program.history(id))
+
+    async def replicas(self) -> Remembered:
+        """The replicas that were seen, and those that were forgotten."""
+        return await self._run(lambda: remembered(self._program.calls))
+
+    async def forget_replica(self, name: str, *, by: str, why: str) -> None:
+        """Declare a replica gone for good: it counts no more, until it is seen again."""
+        await self._run(lambda: forget(self._program.calls, name, by=by, why=why))
+        await self._run(self._settings_calls)
 
     def join(self, connection: Any, /) -> AsyncCallerTransaction:
         raise errors.no_transactions()

@@ -16,10 +16,13 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.stores.redis import durability, errors
 from oncekey.stores.redis.addresses import Address, parse_address
 from oncekey.stores.redis.durability import CLUSTER, SENTINEL
+from oncekey.stores.redis.keyspace import Keyspace
 from oncekey.stores.redis.options import Options, split_url
 from oncekey.stores.redis.server_checks import Node
+from oncekey.stores.redis.server_settings import read_remembered
 from oncekey.stores.redis.slot_table import Node as Place
 from oncekey.stores.redis.slot_table import SingleNode, SlotTable
+from oncekey.stores.replica_sightings import NOTHING, Remembered, Replica, ReplicaMemory
 
 # A redis.Redis; its methods have no types of their own.
 Client = Any
@@ -39,6 +42,7 @@ class CheckupSession:
     nodes      what was read
     sentinel   what a Sentinel says of the master; None if none was asked
     cluster    what the first master says of the Cluster; None if there is none
+    sightings  the replicas that are attached, or were seen by a store
     """
 
     def __init__(self, address: Address, options: Options, stack: ExitStack) -> None:
@@ -49,7 +53,7 @@ class CheckupSession:
         self._table: SingleNode | SlotTable = SingleNode(address.nodes[0])
         self.sentinel: Mapping[str, str] | None = None
         self.cluster: Mapping[str, str] | None = None
-        replicas = 0
+        replicas: list[Replica] = []
         if address.mode == SENTINEL:
             self.sentinel = self._watched()
             self._table = SingleNode(Place(self.sentinel["ip"], int(self.sentinel["port"])))
@@ -63,6 +67,7 @@ class CheckupSession:
         if address.mode == CLUSTER:
             self.nodes[0] = _with_replicas(self.nodes, replicas)
             self.cluster = durability.parse_info(self._first("CLUSTER", "INFO"))
+        self.sightings = ReplicaMemory().observe(self.server.seen, self._remembered())
 
     @property
     def name(self) -> str:
@@ -90,6 +95,18 @@ class CheckupSession:
             for position, reply in zip(positions, pipeline.execute(), strict=True):
                 replies[position] = reply
         return replies
+
+    def _remembered(self) -> Remembered:
+        """What stores have written down about replicas; nothing if it may not be read, of which
+        another check tells."""
+        from redis.exceptions import ResponseError
+
+        key = Keyspace(self.options.prefix).replicas
+        try:
+            (values,) = self.ask([(0, ("HVALS", key))])
+        except ResponseError:
+            return NOTHING
+        return read_remembered((self.nodes[0].clock[0], *values))
 
     def count_keys(self) -> int:
         """How many keys the databases have, oncekey's and others."""
@@ -125,8 +142,8 @@ class CheckupSession:
                 failure = error
         raise StoreUnavailable("no Sentinel answers", ambiguous=False) from failure
 
-    def _slots(self) -> tuple[SlotTable, int]:
-        """The table of slots as the first node that answers knows it, and how many replicas."""
+    def _slots(self) -> tuple[SlotTable, list[Replica]]:
+        """The table of slots as the first node that answers knows it, and the replicas."""
         from redis.exceptions import ConnectionError, TimeoutError
 
         table = SlotTable(self.address.nodes)
@@ -138,17 +155,19 @@ class CheckupSession:
                 failure = error
                 continue
             if table.read(reply, place):
-                replicas = {bytes(other[2]) for _, _, _, *others in reply for other in others}
-                return table, len(replicas)
+                nodes = self._client(place).execute_command("CLUSTER", "NODES")
+                return table, durability.parse_nodes(nodes)
         raise StoreUnavailable("no node of the Cluster answers", ambiguous=False) from failure
 
 
-def _with_replicas(nodes: Sequence[Node], known: int) -> Node:
+def _with_replicas(nodes: Sequence[Node], known: Sequence[Replica]) -> Node:
     """The first node, with the replicas that the Cluster knows and that are attached to nobody:
     they may come back, and be promoted."""
-    first = nodes[0]
-    missing = max(0, known - sum(node.server.replicas for node in nodes))
-    return first._replace(server=first.server._replace(replicas=first.server.replicas + missing))
+    first = nodes[0].server
+    attached = {replica for node in nodes for replica in node.server.seen}
+    missing = [replica for replica in known if replica not in attached]
+    count = first.replicas + len(missing)
+    return nodes[0]._replace(server=first._replace(replicas=count, seen=(*first.seen, *missing)))
 
 
 def read_node(client: Client, name: str, mode: str = "") -> Node:
@@ -160,6 +179,10 @@ def read_node(client: Client, name: str, mode: str = "") -> Node:
     after = time.time_ns() // 1_000
     has_scripts = _has_scripts(client)
     server = durability.parse_server(info, config, mode=mode, has_scripts=has_scripts)
+    if server.aof_in_place is None and info.get("aof_base_size", "0") != "0":
+        # Nothing is written here, so nobody can tell for sure; a rewrite of a file that was there
+        # before is by far the most likely.
+        server = server._replace(aof_in_place=True)
     clock = (int(seconds) * 1_000_000 + int(microseconds), before, after)
     return Node(name, server, info, config, clock)
 

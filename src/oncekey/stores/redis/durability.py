@@ -11,10 +11,12 @@ caller may have read the outcome before, and has acted on what the failover take
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.guarantees import ClockClass, Guarantee, Level
+from oncekey.stores.replica_sightings import Replica, Sighting, forget_hint, shown_name
 
 FAILOVER: Final = ("auto", "never")
 STANDALONE: Final = "standalone"
@@ -26,6 +28,14 @@ INFO_SECTIONS: Final = ("server", "memory", "persistence", "replication", "clust
 CONFIG_NAMES: Final = ("appendfsync", "no-appendfsync-on-rewrite")
 
 NO_EVICTION: Final = "noeviction"
+_REPLICA_LINE: Final = re.compile(r"(?:slave|replica)\d+")
+# What tells one rewrite of the append-only file from another.
+_REWRITE_FIELDS: Final = (
+    "run_id",
+    "aof_rewrites",
+    "aof_rewrite_in_progress",
+    "aof_rewrite_scheduled",
+)
 # Scripts with flags, which let a full server still accept the end of an operation. Every Valkey
 # has them; its first release was 7.2.
 REDIS_VERSION_MIN: Final = (7, 0)
@@ -45,6 +55,7 @@ class Server(NamedTuple):
     mode          standalone, sentinel or cluster: how the client reaches it
     role          master or replica
     replicas      how many are attached to it
+    seen          those of them that told their address, and those that a Cluster knows
     maxmemory     in bytes; 0 is no limit
     policy        what it does when memory is full; empty if it does not say
     aof           True if it writes an append-only file
@@ -53,6 +64,8 @@ class Server(NamedTuple):
     aof_failed    True if its last write to that file failed
     evicted_keys  how many keys it has evicted since it was started
     has_scripts   False if it refuses EVAL
+    aof_in_place  False while its first append-only file is not complete; None if that is not known
+    aof_rewrite   tells one rewrite of that file from another
     """
 
     product: str
@@ -68,6 +81,9 @@ class Server(NamedTuple):
     aof_failed: bool = False
     evicted_keys: int = 0
     has_scripts: bool = True
+    seen: tuple[Replica, ...] = ()
+    aof_in_place: bool | None = True
+    aof_rewrite: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -79,6 +95,10 @@ class Server(NamedTuple):
         """True if the server deletes keys when its memory is full. Without a limit it never does,
         whatever its policy is."""
         return self.maxmemory > 0 and self.policy not in (NO_EVICTION, "")
+
+
+# Before anything was read.
+UNKNOWN_SERVER: Final = Server("", (), STANDALONE, "master", 0, 0, "", False, "")
 
 
 def parse_info(reply: bytes | str) -> dict[str, str]:
@@ -126,7 +146,42 @@ def parse_server(
         aof_failed=_text(info.get("aof_last_write_status", "ok")) != "ok",
         evicted_keys=_number(info, "evicted_keys"),
         has_scripts=has_scripts,
+        seen=tuple(_replicas(info)),
+        aof_in_place=None if is_rewritten(info) else True,
+        aof_rewrite=tuple(_text(info.get(name, "")) for name in _REWRITE_FIELDS),
     )
+
+
+def _replicas(info: Mapping[str, Any]) -> Iterator[Replica]:
+    """The attached replicas by address. One without a port is a client that copies the data, such
+    as a backup: a server that can be promoted tells where it listens."""
+    for name, value in info.items():
+        if _REPLICA_LINE.fullmatch(name):
+            pairs = (part.partition("=") for part in _text(value).split(","))
+            told = {key: text for key, _, text in pairs}
+            if told.get("ip") and told.get("port", "0") != "0":
+                yield Replica(shown_name(f"{told['ip']}:{told['port']}"))
+
+
+def parse_nodes(reply: bytes | str) -> list[Replica]:
+    """The replicas in the reply to CLUSTER NODES, also those that have failed."""
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 2 and {"slave", "replica"} & {*words[2].split(",")}:
+            address = words[1].partition("@")[0]
+            if not address.endswith(":0"):
+                found.append(Replica(shown_name(address)))
+    return found
+
+
+def is_rewritten(info: Mapping[str, Any]) -> bool:
+    """True if the append-only file is rewritten, or is to be. It may be the first one, if it was
+    switched on while the server ran; then no file is complete before. If the first one fails, the
+    server schedules another."""
+    fields = ("aof_rewrite_in_progress", "aof_rewrite_scheduled")
+    return any(_text(info.get(field, "0")) == "1" for field in fields)
 
 
 def weakest(servers: Sequence[Server]) -> Server:
@@ -151,13 +206,22 @@ def weakest(servers: Sequence[Server]) -> Server:
         aof_failed=any(server.aof_failed for server in servers),
         evicted_keys=sum(server.evicted_keys for server in servers),
         has_scripts=all(server.has_scripts for server in servers),
+        seen=tuple(replica for server in servers for replica in server.seen),
+        aof_in_place=_all_in_place([server.aof_in_place for server in servers]),
+        aof_rewrite=tuple(field for server in servers for field in server.aof_rewrite),
     )
 
 
-def guarantee(server: Server, failover: str = "auto") -> Guarantee:
+def _all_in_place(each: Sequence[bool | None]) -> bool | None:
+    return False if False in each else None if None in each else True
+
+
+def guarantee(
+    server: Server, failover: str = "auto", sightings: Sequence[Sighting] = ()
+) -> Guarantee:
     """The level that this server supports, and the reason. `failover` is never if the operator says
-    that no replica is ever promoted."""
-    weakness = _weakness(server, failover)
+    that no replica is ever promoted; `sightings` are the replicas that were seen, now or before."""
+    weakness = _weakness(server, failover, sightings)
     if weakness:
         return Guarantee(Level.BEST_EFFORT, weakness, ClockClass.SERVER)
     where = "one node" if server.mode == STANDALONE else "the one node that has the key"
@@ -187,7 +251,7 @@ def refusal(server: Server) -> str:
     return ""
 
 
-def _weakness(server: Server, failover: str) -> str:
+def _weakness(server: Server, failover: str, sightings: Sequence[Sighting]) -> str:
     if server.evicts:
         return f"maxmemory-policy is {server.policy}: a full server deletes keys"
     if server.role == "replica":
@@ -197,15 +261,31 @@ def _weakness(server: Server, failover: str) -> str:
             "Sentinel promotes replicas, which are asynchronous: a failover may lose acknowledged "
             "writes, with WAIT or without it"
         )
-    if server.replicas and failover != "never":
-        return (
-            "an asynchronous replica is attached: promoted after a failure it may lack "
-            "acknowledged writes, with WAIT or without it. Say failover='never' if no replica is "
-            "ever promoted"
-        )
+    fault = "" if failover == "never" else replica_fault(server, sightings)
+    if fault:
+        return fault
     if not server.policy:
         return "the server does not say whether it evicts keys (maxmemory_policy in INFO)"
     return unsynced(server)
+
+
+def replica_fault(server: Server, sightings: Sequence[Sighting]) -> str:
+    """Which replicas may be promoted, and what to do about it; empty if none."""
+    attached = {replica.name for replica in server.seen}
+    if server.replicas or attached:
+        names = ", ".join(sorted(map(repr, attached))) or "one that does not tell its address"
+        return (
+            f"an asynchronous replica is attached, {names}: promoted after a failure it may lack "
+            "acknowledged writes, with WAIT or without it. Say failover='never' if no replica is "
+            "ever promoted"
+        )
+    if not sightings:
+        return ""
+    return (
+        f"an asynchronous replica was attached, {'; '.join(map(str, sightings))}: it may still be "
+        "promoted, and lacks acknowledged writes. If it is gone for good, say so: "
+        f"{forget_hint(sightings[0].name)}; or say failover='never' if no replica is ever promoted"
+    )
 
 
 def unsynced(server: Server) -> str:
@@ -232,6 +312,17 @@ def unsynced(server: Server) -> str:
         )
     if server.aof_failed:
         return "the server's last write to its append-only file failed"
+    if server.aof_in_place is None:
+        return (
+            "the append-only file is being rewritten, and the server does not tell whether it was "
+            "switched on just now: then a crash loses every write until the rewrite has ended. "
+            "Allow WAITAOF, which Redis has from 7.2 on"
+        )
+    if not server.aof_in_place:
+        return (
+            "appendonly was switched on just now: a crash loses every write since the last "
+            "snapshot until the first append-only file is complete (aof_rewrite_in_progress is 0)"
+        )
     return ""
 
 

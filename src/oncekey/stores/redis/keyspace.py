@@ -9,6 +9,8 @@
     prefix:{tag}:floor      the highest fence of the bucket's deleted records
     prefix:{tag}:check      the check value of the secret, in the first bucket only
     prefix:{tag}:elected    who sweeps, in the first bucket only
+    prefix:{tag}:replicas   the replicas that were seen, in the first bucket only
+    prefix:{tag}:synced     written to see whether the node's append-only file is in place; expires
 
 The first byte of an id names its bucket. A bucket's tag is chosen so that bucket i lies in the
 64 slots from 64 * i on, so that a cluster of up to 256 nodes shares the buckets evenly, and so
@@ -59,6 +61,7 @@ class Keyspace:
         self._bases = bases
         self.check = bases[0] + b"check"
         self.elected = bases[0] + b"elected"
+        self.replicas = bases[0] + b"replicas"
 
     def record(self, id: bytes) -> bytes:
         return self._records[id[0]] + id

@@ -15,7 +15,7 @@ threads or asyncio.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from oncekey.core.commands import (
@@ -47,7 +47,7 @@ from oncekey.stores.redis.packed_commands import (
 )
 from oncekey.stores.redis.record_calls import Part, RecordCalls, TestClock, given, placed, readable
 from oncekey.stores.redis.script_replies import Found, note_found, read_exceptions, read_others
-from oncekey.stores.redis.server_settings import SETTINGS_CALLS
+from oncekey.stores.redis.server_settings import settings_calls
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, raise_if_all_failed, split_by_id
 from oncekey.stores.server_clock import ServerClock
 from oncekey.stores.settings_watch import SettingsWatch
@@ -75,6 +75,8 @@ class Program:
         self.server_clock = ServerClock()
         self.watch = SettingsWatch(settings_interval)
         self.garbage = GarbageProgram(self.calls)
+        # What the store has to find out, or to write down, after the settings were read.
+        self.follow_up: Callable[[], Calls[None]] = _nothing
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -138,11 +140,12 @@ class Program:
         calls = [part.call for part in parts]
         reads_settings = bool(claims) and self.watch.is_due()
         if reads_settings:
-            calls += SETTINGS_CALLS
+            calls += settings_calls(self.calls)
         since = self.server_clock.send_time()
         answers = yield calls
         if reads_settings:
             self.watch.notify(answers[len(parts) :])
+            yield from self.follow_up()
         left: dict[int, Found] = {}
         refused: Positioned = {}
         for part, answer in zip(parts, answers, strict=False):
@@ -320,6 +323,10 @@ class Program:
         call = self.calls.one("elect", 0, self.calls.keys.elected, token, lease)
         (answer,) = given((yield [call]))
         return bool(answer[1])
+
+
+def _nothing() -> Calls[None]:
+    yield from ()
 
 
 def _ids(commands: Sequence[Any]) -> list[bytes]:

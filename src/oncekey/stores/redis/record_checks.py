@@ -87,7 +87,7 @@ def _sweeper(session: CheckupSession) -> Finding:
 
 def _topology(session: CheckupSession) -> Iterator[Finding]:
     address = session.address
-    yield topology_checks.failovers(session.nodes, session.options.failover)
+    yield topology_checks.failovers(session.nodes, session.options.failover, session.sightings)
     if session.cluster is not None:
         yield topology_checks.cluster_state(session.cluster)
     elif any(node.info.get("cluster_enabled") == "1" for node in session.nodes):

@@ -14,10 +14,12 @@ from typing import Final, NamedTuple
 NAMES: Final = (
     "claim", "finish", "renew", "look", "replace", "sweep", "sweep_history", "range", "heads",
     "tags", "measure", "history", "archive", "elect", "bind",
-    "probe",
+    "probe", "sightings", "remember", "forget", "touch",
 )  # fmt: skip
 # These change nothing, so that a call without a reply has had no effect.
-READS: Final = frozenset(("look", "range", "heads", "tags", "measure", "history", "probe"))
+READS: Final = frozenset(
+    ("look", "range", "heads", "tags", "measure", "history", "probe", "sightings")
+)
 # These remove garbage, so they have the functions for it.
 COLLECTORS: Final = frozenset(("claim", "sweep"))
 # The indexes that a script uses beside records, with which it must be on one node.

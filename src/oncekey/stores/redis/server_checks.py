@@ -214,6 +214,12 @@ def _used_part(node: Node) -> float:
 
 def append_only(nodes: Nodes) -> Finding:
     found = faults(nodes, lambda node: durability.unsynced(node.server))
+    if not found and any(durability.is_rewritten(node.info) for node in nodes):
+        return APPEND_ONLY.info(
+            "appendonly is yes, appendfsync is always, and the file is being rewritten: if it was "
+            "switched on just now, a crash loses everything until that has ended",
+            "check again when aof_rewrite_in_progress is 0",
+        )
     if not found:
         return APPEND_ONLY.ok("appendonly is yes, appendfsync is always")
     return APPEND_ONLY.broken(f"{found}. The guarantee is best effort")

@@ -33,7 +33,7 @@ def inspect(url: str) -> Inspection:
             has_records=count_records(session) > 0,
             applied={VERSION: _FORMAT},
             missing=[],
-            guarantee=guarantee(server, session.options.failover),
+            guarantee=guarantee(server, session.options.failover, session.sightings),
         )
 
 

@@ -15,12 +15,24 @@ from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailab
 from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.redis import durability, errors
 from oncekey.stores.redis.calls import EVERY_NODE, Answer, Call, Calls
-from oncekey.stores.redis.keyspace import Keyspace
+from oncekey.stores.redis.keyspace import BUCKETS, Keyspace
 from oncekey.stores.redis.options import Options
 from oncekey.stores.redis.program import Program
 from oncekey.stores.redis.record_calls import given
 from oncekey.stores.redis.scripts import scripts
-from oncekey.stores.redis.server_settings import SETTINGS_CALLS, read_servers
+from oncekey.stores.redis.server_settings import (
+    AOF_WAIT_MS,
+    aof_calls,
+    read_aof,
+    read_remembered,
+    read_servers,
+    remember,
+    server_calls,
+    settings_calls,
+    sightings_call,
+)
+from oncekey.stores.redis.slot_table import SingleNode, SlotTable
+from oncekey.stores.replica_sightings import NOTHING, ReplicaMemory, Sighting
 
 # While the server works on one batch, an event loop prepares the next one: 1.6 times as many
 # lifecycles on two processors as with one batch, for a tenth more of the sender's.
@@ -42,10 +54,12 @@ class RedisBase:
     lazy = True
     max_in_flight = MAX_IN_FLIGHT
 
-    def __init__(self, mode: str, options: dict[str, Any]) -> None:
-        """`mode` is how the servers are reached: standalone, sentinel or cluster."""
+    def __init__(self, mode: str, table: SingleNode | SlotTable, options: dict[str, Any]) -> None:
+        """`mode` is how the servers are reached: standalone, sentinel or cluster; `table` says
+        which of them has a bucket."""
         self._options = Options(**options)
         self._mode = mode
+        self._table = table
         self._program = Program(
             Keyspace(self._options.prefix),
             is_cluster=mode == durability.CLUSTER,
@@ -53,12 +67,18 @@ class RedisBase:
             settings_interval=self._options.seconds("guarantee_interval"),
         )
         self._program.watch.notify = self._on_settings
+        self._program.follow_up = self._follow_up
         self._ready = False
         self._failure: _SetupFailure | None = None
         self._refusal = ""  # why claims are refused, if they are
         self._call_seconds = self._options.seconds("call_timeout")
         self._breaker = CircuitBreaker(self._call_seconds)
         self.guarantee = durability.NOT_CONNECTED
+        self._memory = ReplicaMemory()
+        self._remembered = NOTHING
+        self._sightings: tuple[Sighting, ...] = ()
+        self._server = durability.UNKNOWN_SERVER
+        self._ordinary_rewrite: tuple[str, ...] = ()  # of a file that was in place before
 
     # --- before the first use -------------------------------------------------------------------
 
@@ -68,7 +88,7 @@ class RedisBase:
             Call("", EVERY_NODE, (), ("SCRIPT", "LOAD", script.text))
             for script in scripts().values()
         ]
-        answers = given((yield [*load, *SETTINGS_CALLS]))
+        answers = given((yield [*load, *server_calls(self._program.calls)]))
         server = read_servers(answers[len(load) :], self._mode)
         refused = [error for each in answers[: len(load)] for error in each if _is_error(error)]
         if server is None:
@@ -79,14 +99,17 @@ class RedisBase:
         if refusal:
             detail = f" ({refused[0]})" if refused else ""
             raise ConfigurationError(refusal + detail)
-        probe = self._program.calls.for_records("probe", [bytes(16)], [()])
+        (probe,) = self._program.calls.for_records("probe", [bytes(16)], [()])
         clock = self._program.server_clock
         since = clock.send_time()
-        ((at, *forbidden),) = given((yield [part.call for part in probe]))
+        answers = yield [probe.call, sightings_call(self._program.calls)]
+        ((at, *forbidden),) = given(answers[:1])
         if forbidden:
             raise errors.commands_forbidden(forbidden)
         clock.observe(int(at), since)  # so that even the first claim has its latest time
-        self._set_server(server)
+        self._set_server(server, given(answers)[1])
+        yield from self._follow_up()
+        self._ready = True
 
     def _is_prepared(self, arrived: float) -> bool:
         """Called under the lock for preparing. A caller that waited while another one failed gets
@@ -106,21 +129,57 @@ class RedisBase:
 
     def _on_settings(self, answers: Sequence[Answer]) -> None:
         """A claim's reply has brought the servers' current settings."""
-        server = read_servers(answers, self._mode)
+        sightings, *others = answers
+        server = read_servers(others, self._mode)
         if server is not None:
-            self._set_server(server)
+            self._set_server(server, sightings)
 
-    def _set_server(self, server: durability.Server) -> None:
+    def _set_server(self, server: durability.Server, sightings: Answer) -> None:
+        """The servers were read, and the replicas that were seen before; if those could not be
+        read, what was read of them earlier still holds."""
         self._program.watch.renew()
         self._refusal = durability.refusal(server)
-        guarantee = durability.guarantee(server, self._options.failover)
+        if not isinstance(sightings, Exception):
+            self._remembered = read_remembered(sightings)
+        # A replica takes no writes, and has other things to be said about it.
+        seen = server.seen if server.role == "master" else ()
+        self._sightings = self._memory.observe(seen, self._remembered)
+        if server.aof_in_place is None and server.aof_rewrite == self._ordinary_rewrite:
+            server = server._replace(aof_in_place=True)
+        self._server = server
+        if server.aof_in_place is not None:
+            self._publish()
+
+    def _publish(self) -> None:
+        guarantee = durability.guarantee(self._server, self._options.failover, self._sightings)
         if guarantee != self.guarantee:
             self.guarantee = guarantee
-        self._ready = True
+
+    def _follow_up(self) -> Calls[None]:
+        """Write down which replicas were seen, and find out what the settings do not tell."""
+        due = self._memory.take_due()
+        if due:
+            (answer,) = yield [remember(self._program.calls, due)]
+            if isinstance(answer, Exception):
+                self._memory.note_failure(due, answer)
+            else:
+                self._memory.note_written(due)
+        server = self._server
+        if server.aof and server.aof_in_place is None:
+            nodes = {self._table.node_of(bucket): bucket for bucket in range(BUCKETS)}
+            wait_ms = min(AOF_WAIT_MS, int(self._options.seconds("reply_timeout") * 500))
+            answers = yield aof_calls(self._program.calls, sorted(nodes.values()), wait_ms)
+            in_place = read_aof(answers)
+            if in_place:
+                self._ordinary_rewrite = server.aof_rewrite  # it is not the first one
+            if self._server is server:  # and was not read again meanwhile
+                self._server = server._replace(aof_in_place=in_place)
+        self._publish()
 
     def _settings_calls(self) -> Calls[None]:
         """Read the settings, because claims are refused for what they were."""
-        self._on_settings((yield list(SETTINGS_CALLS)))
+        self._on_settings((yield settings_calls(self._program.calls)))
+        yield from self._follow_up()
 
     def _is_refused(self, commands: Sequence[Command]) -> bool:
         """True if these commands must wait for another reading of the settings."""

@@ -6,23 +6,26 @@ Each check is a function of what was read. Checks of the single servers are in s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from oncekey.stores.checkup import Check, Finding
 from oncekey.stores.redis.durability import CLUSTER, SENTINEL
 from oncekey.stores.redis.server_checks import Nodes
+from oncekey.stores.replica_sightings import Sighting, forget_hint
 
 SENTINELS_MIN: Final = 3
 SLOTS: Final = 16_384
 
 FAILOVER: Final = Check(
     "redis.failover",
-    "whether a replica can be promoted",
+    "whether a replica can be promoted, also one that was seen earlier",
     "replication is asynchronous: a promoted replica lacks the last acknowledged writes, and their "
-    "operations run a second time. WAIT does not help, as others may have read them before",
+    "operations run a second time, also if it was cut off long before. WAIT does not help, as "
+    "others may have read them before",
     "accept best effort, or use one server without replicas, PostgreSQL with a synchronous "
-    "standby, or etcd; add failover=never to the URL if no replica is ever promoted",
+    "standby, or etcd; `oncekey guarantee --forget NAME` for a replica that is gone for good; add "
+    "failover=never to the URL if no replica is ever promoted",
 )
 CLUSTER_STATE: Final = Check(
     "redis.cluster",
@@ -46,17 +49,23 @@ TLS: Final = Check(
 TOPOLOGY_CHECKS: Final = (FAILOVER, CLUSTER_STATE, SENTINELS, TLS)
 
 
-def failovers(nodes: Nodes, failover: str) -> Finding:
+def failovers(nodes: Nodes, failover: str, sightings: Sequence[Sighting] = ()) -> Finding:
     mode = nodes[0].server.mode
     replicas = sum(node.server.replicas for node in nodes)
     if mode == SENTINEL:
         return FAILOVER.broken(f"Sentinel promotes one of {replicas}: the guarantee is best effort")
-    if not replicas:
-        return FAILOVER.ok("no replica is attached")
+    if not replicas and not sightings:
+        return FAILOVER.ok("no replica is attached, and none was seen")
+    names = "; ".join(map(str, sightings)) or f"{replicas} that tell no address"
     if failover == "never":
-        return FAILOVER.ok(f"{replicas} attached, and the URL says that none is ever promoted")
+        return FAILOVER.ok(f"{names}; the URL says that none is ever promoted")
+    if not replicas:
+        return FAILOVER.broken(
+            f"none is attached, but {names}: it may still be promoted, the guarantee is best "
+            f"effort. If it is gone for good: {forget_hint(sightings[0].name)}"
+        )
     by = "the Cluster promotes them" if mode == CLUSTER else "one can be promoted"
-    return FAILOVER.broken(f"{replicas} attached, {by}: the guarantee is best effort")
+    return FAILOVER.broken(f"{replicas} attached, {by}: the guarantee is best effort ({names})")
 
 
 def cluster_state(info: Mapping[str, str]) -> Finding:

@@ -43,7 +43,7 @@ _OPEN: Final = TransactionState.OPEN  # an enum's member costs as much to look u
 
 # Queries whose parameters hold nothing that a caller chose: the whole text may end up in a server's
 # log.
-_SENT_AS_TEXT: Final = frozenset(("join", "unlock"))
+_SENT_AS_TEXT: Final = frozenset(("join", "join_and_settings", "unlock"))
 # Queries that every run sends. They are prepared when they are first used, unless the caller's
 # connection prepares nothing (prepare_threshold=None); psycopg prepares the other queries later.
 _PREPARED_AT_ONCE: Final = frozenset(("insert_record",))

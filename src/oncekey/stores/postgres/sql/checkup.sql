@@ -9,8 +9,8 @@ SELECT name, setting, reset_val FROM pg_catalog.pg_settings WHERE name IN (
     'reserved_connections');
 
 -- name: state
-SELECT pg_is_in_recovery(), (SELECT count(*) FROM pg_stat_replication),
-    (SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical' AND active),
+SELECT pg_is_in_recovery(), EXISTS (SELECT FROM pg_catalog.pg_proc p
+        WHERE p.pronamespace = to_regnamespace('{schema_text}') AND p.proname = 'settings_2'),
     (SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()),
     (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
     (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user),

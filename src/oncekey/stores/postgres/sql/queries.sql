@@ -9,7 +9,7 @@ SELECT f.at, f.ord, f.wrote,
     uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
     (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
     (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
-    (f.rec).key, (f.rec).steps, (f.rec).body, CASE WHEN f.ord = 0 AND $23::boolean THEN {schema}.settings_1() ELSE (f.rec).note END,
+    (f.rec).key, (f.rec).steps, (f.rec).body, CASE WHEN f.ord = 0 AND $23::boolean THEN {schema}.settings_2() ELSE (f.rec).note END,
     (f.rec).keep_unknown, (f.rec).revision
 FROM (
     SELECT * FROM {schema}.claim_1(
@@ -28,7 +28,7 @@ SELECT f.at, f.ord, f.wrote,
     uuid_send((f.rec).id), (f.rec).state, (f.rec).fingerprint, uuid_send((f.rec).owner),
     (f.rec).fence, (f.rec).attempt, (f.rec).retry_safe, (f.rec).created_at, (f.rec).lease_until,
     (f.rec).finished_at, (f.rec).keep, (f.rec).audit, (f.rec).scope, (f.rec).operation,
-    (f.rec).key, (f.rec).steps, (f.rec).body, CASE WHEN f.ord = 0 AND $18::boolean THEN {schema}.settings_1() ELSE (f.rec).note END,
+    (f.rec).key, (f.rec).steps, (f.rec).body, CASE WHEN f.ord = 0 AND $18::boolean THEN {schema}.settings_2() ELSE (f.rec).note END,
     (f.rec).keep_unknown, (f.rec).revision
 FROM {schema}.claim_1(
     {schema}.in_time_1($1::bigint, $17::bigint, $19::text), $17::bigint, $2::integer, $3::boolean,
@@ -45,10 +45,15 @@ SELECT f.at, f.ord, f.wrote,
 FROM {schema}.finish_1(
     {schema}.in_time_1($1::bigint, NULL, $8::text), $2::boolean, $3::uuid[], $4::uuid[], $5::bigint[], $6::smallint[], $7::bytea[]) f;
 
+-- name: claim_one_and_settings
+SELECT {schema}.claim_one_1($1::bigint, $2::bigint, $3::text, false, $4::boolean,
+    $5::uuid, $6::uuid, $7::bytea, $8::bigint, $9::bigint, $10::bigint, $11::boolean, $12::text,
+    $13::text, $14::text, $15::bigint), {schema}.settings_2();
+
 -- name: claim_one
-SELECT {schema}.claim_one_1($1::bigint, $2::bigint, $3::text, $4::boolean, $5::boolean,
-    $6::uuid, $7::uuid, $8::bytea, $9::bigint, $10::bigint, $11::bigint, $12::boolean, $13::text,
-    $14::text, $15::text, $16::bigint);
+SELECT {schema}.claim_one_1($1::bigint, $2::bigint, $3::text, false, $4::boolean,
+    $5::uuid, $6::uuid, $7::bytea, $8::bigint, $9::bigint, $10::bigint, $11::boolean, $12::text,
+    $13::text, $14::text, $15::bigint);
 
 -- name: finish_one
 SELECT {schema}.finish_one_1($1::bigint, $2::text, $3::boolean, $4::uuid, $5::uuid, $6::bigint,
@@ -156,10 +161,17 @@ ORDER BY t.fence, t.id;
 
 -- name: join
 SELECT {schema}.join_3($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::text, $6::text,
-    $7::integer, $8::boolean);
+    $7::integer, false);
+
+-- name: join_and_settings
+SELECT f.reply FROM (VALUES
+    ({schema}.join_3($1::bigint, $2::boolean, $3::uuid, $4::uuid, $5::text, $6::text,
+        $7::integer, false)),
+    ({schema}.settings_2())) AS f(reply);
 
 -- name: identify
-SELECT identity, address, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+SELECT identity, address, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+    {schema}.settings_2()
 FROM {schema}.identify_1();
 
 -- name: record
@@ -394,12 +406,42 @@ SELECT count(*) FROM gone;
 -- name: rotate
 SELECT * FROM {schema}.rotate_1($1::bigint, $2::integer, $3::bigint, $4::bigint);
 
+-- What is read before oncekey's tables and functions are there: see settings_2.
 -- name: server
 SELECT current_setting('server_version_num')::integer,
     current_setting('fsync'), current_setting('full_page_writes'),
-    current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
-    pg_is_in_recovery(), (SELECT count(*) FROM pg_stat_replication),
-    (SELECT count(*) FROM pg_replication_slots WHERE slot_type = 'logical' AND active);
+    pg_is_in_recovery(), current_setting('synchronous_standby_names'),
+    (SELECT coalesce(json_agg(json_build_array(
+            a.application_name, host(a.client_addr), s.slot_name)), '[]')::text
+        FROM pg_catalog.pg_stat_replication r
+        JOIN pg_catalog.pg_stat_activity a ON a.pid = r.pid
+        LEFT JOIN pg_catalog.pg_replication_slots s ON s.active_pid = r.pid
+        WHERE s.slot_type = 'physical' OR (s.slot_type IS NULL AND a.datid IS NULL)),
+    (SELECT coalesce(json_agg(s.slot_name), '[]')::text FROM pg_catalog.pg_replication_slots s
+        WHERE s.slot_type = 'physical' AND NOT s.temporary AND NOT s.active);
+
+-- name: settings
+SELECT {schema}.settings_2();
+
+-- Standbys that are seen, each with the time of this sighting.
+-- name: remember_replicas
+INSERT INTO {schema}.meta AS m (name, value, since, until)
+SELECT 'replica ' || u.name, u.value, c.n, c.n
+FROM unnest($1::text[], $2::bytea[]) AS u(name, value)
+CROSS JOIN (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS n) c
+ORDER BY u.name
+ON CONFLICT (name) DO UPDATE SET value = excluded.value, until = excluded.until;
+
+-- An operator says that a standby is gone: only if nobody has seen it since it was shown.
+-- name: forget_replica
+WITH gone AS (
+    DELETE FROM {schema}.meta WHERE name = 'replica ' || $1::text AND until = $2::bigint
+    RETURNING name
+)
+INSERT INTO {schema}.meta AS m (name, value)
+SELECT 'forgotten ' || $1::text, $3::bytea FROM gone
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+RETURNING name;
 
 -- name: migrations
 SELECT version, name, compatible FROM {schema}.migrations ORDER BY version;
