@@ -95,10 +95,16 @@ def write_mark(mark: Mark, now: int) -> Adopt:
     return Adopt(record, now)
 
 
-def check_alone(seen: Seen | None) -> None:
+def check_alone(seen: Seen) -> None:
     """Raise ConfigurationError if a store must not be used by itself; `seen` is what its `bind` has
     returned."""
-    mark = mark_of(seen) if seen is not None else None
+    if not isinstance(seen, Seen):  # a store of somebody else
+        raise ConfigurationError(
+            f"`bind` of this store has returned {seen!r}: a store must return Seen, with the "
+            "record that it has under MARK_ID (S8 of oncekey.core.store), so that it is not used "
+            "alone while keys are being moved; see docs/how-to/write-a-store.md"
+        )
+    mark = mark_of(seen)
     if mark is None:
         return
     if mark.side is Side.NEW and mark.stage == MOVING:

@@ -194,7 +194,7 @@ class FaultyStore(_Scripted):
         late, self._late = self._late, []
         return [reply for call in late for reply in self.inner.apply(call)]
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         if self.down:
             raise self._refused(Fault.REFUSE, ())
         return self.inner.bind(check)
@@ -286,7 +286,7 @@ class AsyncFaultyStore(_Scripted):
         late, self._late = self._late, []
         return [reply for call in late for reply in await self.inner.apply(call)]
 
-    async def bind(self, check: bytes, /) -> Seen | None:
+    async def bind(self, check: bytes, /) -> Seen:
         if self.down:
             raise self._refused(Fault.REFUSE, ())
         return await self.inner.bind(check)

@@ -106,7 +106,7 @@ class SyncStore:
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._loop.run(self.inner.apply(commands))
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         return self._loop.run(self.inner.bind(check))
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:

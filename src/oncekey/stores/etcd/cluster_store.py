@@ -12,9 +12,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.guarantees import Guarantee
+from oncekey.core.move_marks import MARK_ID
 from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.command_rounds import CommandRounds
@@ -91,13 +92,15 @@ class ClusterStore:
         await self.let_lapse()
         return await self._garbage.sweep(limit)
 
-    async def bind(self, check: bytes) -> Guarantee:
+    async def bind(self, check: bytes) -> tuple[Guarantee, Seen]:
         """Remember the secret's check value, or refuse another one (S8); returns what the cluster
-        can promise."""
+        can promise, and the mark of a move."""
         await self.prepare()
         end = self.members.deadline()
         check_same_secret(await self._create(self.keys.check, check, end), check)
-        return guarantee_of(await read_members(self.members))
+        (mark,) = await self._rounds.apply([Look(MARK_ID)], end)
+        assert isinstance(mark, Seen)
+        return guarantee_of(await read_members(self.members)), mark
 
     async def prepare(self) -> None:
         """Make the store, if there is none, and check that this release can read it."""

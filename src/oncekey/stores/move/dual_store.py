@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
@@ -89,10 +89,10 @@ class DualStore(_Base):
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._run(dual_program.apply(commands))
 
-    def bind(self, check: bytes, /) -> None:
+    def bind(self, check: bytes, /) -> Seen:
         """Bind both, and begin or join the move; raises ConfigurationError if one of them takes
         part in another one."""
-        self._run(dual_marks.bind(check, secrets.token_hex(8)))
+        return self._run(dual_marks.bind(check, secrets.token_hex(8)))
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self._run(dual_reads.sweep(limit))
@@ -159,8 +159,8 @@ class AsyncDualStore(_Base):
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return await self._run(dual_program.apply(commands))
 
-    async def bind(self, check: bytes, /) -> None:
-        await self._run(dual_marks.bind(check, secrets.token_hex(8)))
+    async def bind(self, check: bytes, /) -> Seen:
+        return await self._run(dual_marks.bind(check, secrets.token_hex(8)))
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return await self._run(dual_reads.sweep(limit))

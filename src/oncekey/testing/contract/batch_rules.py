@@ -213,7 +213,7 @@ class BytesStored:
 
 class ManyKeys:
     def test_s8_bind_takes_the_first_check_value_and_no_other(self, case: StoreCase) -> None:
-        case.store.bind(b"first check")
+        assert case.store.bind(b"first check") == Seen(None, case.now())
         case.store.bind(b"first check")
         with pytest.raises(ConfigurationError, match="secret"):
             case.store.bind(b"other check")
