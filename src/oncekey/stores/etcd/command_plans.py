@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.codec import pack_tombstone
 from oncekey.core.commands import (
+    CLAIMS,
     Claim,
     ClaimAlso,
     Command,
@@ -207,16 +208,14 @@ class CommandPlans:
 
     def settle(self, command: Command, value: StoredValue | None) -> None:
         """A command changed nothing: what was read tells whether a claim of ours is still held."""
-        if isinstance(command, Claim):
+        if isinstance(command, CLAIMS):
             self._held.answered(command.id, command.owner)
         self._held.confirm(command.id, value)
 
 
 def lease_of(command: Command) -> int | None:
     """The lease that a command asks for; None for one that leaves the lease as it is."""
-    if isinstance(command, (Claim, Renew)):
-        return command.lease
-    return command.claim.lease if isinstance(command, ClaimAlso) else None
+    return command.lease if isinstance(command, (Claim, ClaimAlso, Renew)) else None
 
 
 def _too_large(size: int, most: int) -> StoreUnavailable:

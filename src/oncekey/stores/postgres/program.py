@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from oncekey.core.commands import (
+    CLAIMS,
+    Adopt,
     Busy,
     Claim,
     ClaimAlso,
@@ -147,6 +149,8 @@ class Program:
             )
         else:
             left = commands
+        if left:
+            yield from self._check_moved(left)
         for number in range(TRIES_MAX):
             if not left:
                 return
@@ -156,7 +160,7 @@ class Program:
         for i, command in left.items():
             # A caller's transaction is writing this row and holds the key. Such a transaction
             # writes only keys that are free or whose lease has ended.
-            is_claim = isinstance(command, (Claim, ClaimAlso))
+            is_claim = isinstance(command, CLAIMS)
             replies[i] = Busy(TRANSACTION_HINT_US) if is_claim else _LOST
 
     # --- phase 1: claims and finishes in one statement ----------------------------------------
@@ -241,6 +245,7 @@ class Program:
         """What `_send` does, in plain statements without functions or advisory locks."""
         by_id = {commands[i].id: i for i in (*claims, *finishes)}
         if claims:
+            yield from self._read_settings()
             sent: list[Any] = [commands[i] for i in claims]
             rows = yield Statement("insert_fresh", (self.now(), *claim_columns(sent)))
             for row in rows:
@@ -265,6 +270,19 @@ class Program:
                 )
 
     # --- phase 2: read, decide, compare-and-set -----------------------------------------------
+
+    def _check_moved(self, left: Positioned) -> Statements[None]:
+        """What phase 1 has done for claims, for what comes from another store."""
+        moved = [c for c in left.values() if isinstance(c, (Adopt, ClaimAlso))]
+        if moved:
+            if self.is_ring:
+                self.check_terms([c.claim for c in moved if isinstance(c, ClaimAlso)])
+            yield from self._read_settings()
+
+    def _read_settings(self) -> Statements[None]:
+        """Read the server's settings, if that is due."""
+        if self.watch.is_due():
+            self.watch.notify((yield from self.server()))
 
     def _compare_and_set(
         self, left: Positioned, replies: list[Reply | None], earlier: EarlierReplies

@@ -78,9 +78,11 @@ class PostgresBase:
                 self._program.server_clock.observe(server.clock, int(since * 1_000_000))
         self._ready = True
 
-    def _on_settings(self, settings: str) -> None:
-        """A claim's reply has brought the server's current settings."""
-        self._update_guarantee(durability.parse_settings(settings))
+    def _on_settings(self, settings: str | durability.Server) -> None:
+        """A claim's reply has brought the server's current settings, or they were read for it."""
+        if isinstance(settings, str):
+            settings = durability.parse_settings(settings)
+        self._update_guarantee(settings)
 
     def _update_guarantee(self, server: durability.Server) -> None:
         options = self._options
