@@ -26,12 +26,13 @@ from oncekey.core.store import (
     AsyncStore,
     CallerTransaction,
     Store,
+    StoreLimits,
     Unfinished,
 )
 
 ARRIVE_SECONDS = 30.0
 # What a store may have besides its protocol; a faulty one has them if the wrapped store does.
-_OPTIONAL = frozenset({"lease_min", "outcome_max", "reopen", "sweep_lag", "terms_max"})
+_OPTIONAL = frozenset({"reopen", *StoreLimits._fields})
 
 
 class Fault(enum.Enum):

@@ -51,7 +51,7 @@ class EtcdBase:
         self.guarantee = NOT_CONNECTED
         self.sweep_lag = self.options.us("bucket")
         self.lease_min = self.options.lease_min
-        self.outcome_max = self.options.value_max
+        self.outcome_max = self.record_max = self.options.value_max
         self._loop = StoreLoop()
         self._cluster: ClusterStore | None = None
 

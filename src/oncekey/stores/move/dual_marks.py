@@ -9,7 +9,7 @@ from oncekey.core.commands import Look, Seen
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.move_marks import COPIED, MARK_ID, Mark, mark_of, next_mark, write_mark
 from oncekey.core.moved_records import Side
-from oncekey.stores.move.dual_program import NEW, OLD, Call, Program, result_of
+from oncekey.stores.move.side_by_side import NEW, OLD, Call, Program, result_of
 
 MARK_TRIES: Final = 20  # processes that begin at the same time stand in each other's way
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from oncekey.core.commands import (
     CLAIMS,
@@ -66,9 +66,6 @@ _CHECK: Final = "secret-check"
 _ELECTED: Final = "sweeper"
 _DONE: Final = Done()
 _LOST: Final = Lost()
-
-T = TypeVar("T")
-
 
 TestClock = Callable[[], int]
 
@@ -142,13 +139,12 @@ class Program:
         """Apply commands of distinct ids."""
         claims = sorted([(c.id, i) for i, c in commands.items() if type(c) is Claim])
         finishes = sorted([(c.id, i) for i, c in commands.items() if type(c) is Finish])
+        left = commands
         if claims or finishes:
             send = self._send_portable if self._portable else self._send
             left = yield from send(
                 commands, [i for _, i in claims], [i for _, i in finishes], replies, end, earlier
             )
-        else:
-            left = commands
         if left:
             yield from self._check_moved(left)
         for number in range(TRIES_MAX):
