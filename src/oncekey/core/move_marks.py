@@ -120,6 +120,24 @@ def check_alone(seen: Seen) -> None:
         )
 
 
+def note_for_readers(seen: Seen) -> str:
+    """What somebody must know who reads a store by itself, or decides keys in it; empty if it is
+    all that there is. `seen` is what the store has under MARK_ID."""
+    mark = mark_of(seen)
+    if mark is None or (mark.side is Side.NEW and mark.stage == COPIED):
+        return ""
+    if mark.stage == COPIED:
+        return (
+            "all keys of this store were moved to another one: what is here is what was left "
+            f"behind, and nobody uses it any more. Open the new store; {_HOW}"
+        )
+    where = "from this store to another one" if mark.side is Side.OLD else "to this store"
+    return (
+        f"keys are being moved {where}: this one alone may lack what counts, and a decision in it "
+        f"may be lost. Open both (moving://OLD,NEW); {_HOW}"
+    )
+
+
 def next_mark(old: Mark | None, new: Mark | None, move: str) -> Mark | None:
     """The next mark to be written so that both stores are in the same move; None if they are. A new
     move is called `move`. Raises ConfigurationError if one of them has another partner."""
