@@ -147,11 +147,13 @@ def test_stats_have_the_warning_too(here: Command, move: Move) -> None:
     move.finish()
     (warning,) = here("stats", move.urls["old"], "--json").data["warnings"]
     assert "Open the new store" in warning
-    assert here("stats", move.urls["new"], "--json").data["warnings"] == []
+    for url in (move.urls["new"], move.pair):
+        assert here("stats", url, "--json").data["warnings"] == []
 
 
 def test_a_store_that_was_left_is_still_swept(here: Command, move: Move) -> None:
     """It does no harm, and what was left should not stay for ever."""
     move.finish()
-    swept = here("sweep", move.urls["old"])
-    assert (swept.code, swept.err) == (0, "")
+    for url in (move.urls["old"], move.pair):
+        swept = here("sweep", url)
+        assert (swept.code, swept.err) == (0, "")
