@@ -16,18 +16,22 @@ from tests.support.servers.etcd_cluster import EtcdCluster
 from tests.support.servers.redis_server import DURABLE, RedisServer
 from tests.support.servers.requirements import require
 
-from oncekey import Once, Policy, StoreUnavailable
+from oncekey import ConfigurationError, Once, Policy, StoreUnavailable
 from oncekey.core.commands import Adopt, Claimed, Done, Finish, Look, Renew, Replay, SaveStep
+from oncekey.core.identity import Identities
+from oncekey.core.move_marks import check_alone
 from oncekey.core.record import State
 from oncekey.core.store import Store
 from oncekey.stores.etcd import EtcdStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.move import DualStore
+from oncekey.stores.move.copy_rule import CopyResult
 from oncekey.stores.redis import RedisStore
 from oncekey.stores.repeated_ids import raise_if_all_failed
 from oncekey.stores.sqlite import SQLiteStore
 from oncekey.testing.contract.store_case import LEASE, claim, token
 
+CHECK = Identities(None).check_value()
 QUOTA = {"quota-backend-bytes": str(2 * 1024 * 1024)}
 LARGE = b"x" * 200_000
 
@@ -119,10 +123,30 @@ def test_a_full_etcd_refuses_what_is_new_and_takes_what_ends() -> None:
     with require(lambda: EtcdCluster(1, settings=QUOTA)) as cluster:
         new = EtcdStore(cluster.addresses.split(","))
         with closing(DualStore(MemoryStore(), new)) as store:
-            held = held_in(store)
+            new.bind(CHECK)
+            held, key = held_in(store), ended_in(new)
             with pytest.raises(StoreUnavailable, match="NOSPACE"):
                 fill(store)
             check_that_room_is_needed(store, held, "NOSPACE")
+            check_that_keys_can_leave(new, key)
+
+
+def check_that_keys_can_leave(full: Store, key: bytes) -> None:
+    """A server that is full must not hold its keys for ever."""
+    with closing(DualStore(full, MemoryStore())) as store:
+        store.bind(CHECK)
+        assert store.copy([key]) == [CopyResult.COPIED]
+        store.finish_copy()
+        assert send(store.new, claim(key, token("riv"))).body == LARGE
+        with pytest.raises(ConfigurationError, match="open the new store"):
+            check_alone(full.bind(CHECK))
+
+
+def test_keys_can_leave_a_full_redis(server: RedisServer, both: DualStore) -> None:
+    both.new.bind(CHECK)
+    key = ended_in(both.new)
+    server.configure({"maxmemory": 1})
+    check_that_keys_can_leave(both.new, key)
 
 
 def test_the_new_store_that_begins_to_evict_takes_no_claims(

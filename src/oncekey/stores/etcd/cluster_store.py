@@ -108,10 +108,14 @@ class ClusterStore:
         check_format(await self._create(self.keys.format, FORMAT, end))
 
     async def _create(self, key: bytes, value: bytes, end: float) -> bytes:
-        """Set a value if there is none; returns the one that is there."""
-        request = transaction([is_at(key, 0)], [put(key, value)], [get(key)])
-        reply = await self.members.call("Txn", request, end)
-        found = [] if reply.succeeded else reply.responses[0].response_range.kvs
+        """Set a value if there is none; returns the one that is there. It is read first, because
+        servers whose quota is used up take no request that may write."""
+        reply = await self.members.call("Txn", transaction((), [get(key)]), end)
+        found = reply.responses[0].response_range.kvs
+        if not found:
+            request = transaction([is_at(key, 0)], [put(key, value)], [get(key)])
+            reply = await self.members.call("Txn", request, end)
+            found = [] if reply.succeeded else reply.responses[0].response_range.kvs
         return bytes(found[0].value) if found else value
 
     async def elect(self, token: bytes, lease: int) -> bool:

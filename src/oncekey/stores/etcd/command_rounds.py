@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from oncekey.core.commands import CLAIMS, PUTTING, Command, Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.move_marks import MARK_ID
 from oncekey.core.origin import operation_of
 from oncekey.core.record import State
 from oncekey.stores.etcd import errors
@@ -296,9 +297,10 @@ def _telling(applied: bool, *, writes: bool) -> Iterator[None]:
 
 def _needs_room(planned: Planned) -> bool:
     """True if something new is to be written: a claim of a fresh key or of one that another owner
-    had, or what comes from another store and is not the end of a claim that is here."""
+    had, or what comes from another store and is not the end of a claim that is here. The mark of a
+    move is always taken: keys must be able to leave servers that are full."""
     command, decision, write = planned.command, planned.decision, planned.write
-    if not isinstance(command, PUTTING) or decision is None:
+    if not isinstance(command, PUTTING) or decision is None or command.id == MARK_ID:
         return False
     if write is None or isinstance(command, CLAIMS):
         return True

@@ -260,6 +260,8 @@ class Program:
             else:
                 decided[i] = reply
                 is_there = record is not None and not is_expired(record, now)
+                # The mark of a move is always taken: keys must be able to leave a full server.
+                is_there = is_there or command.id == MARK_ID
                 is_new = isinstance(command, PUTTING) and not is_there
                 (additions if is_new else changes).append((i, stored, write, archive))
         again: dict[int, Found] = {}
