@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from tests.cli.conftest import Command
+from tests.support.etcd_stores import etcd
 
 from oncekey import ConfigurationError, Once, Policy, Terminal
 from oncekey.cli.copy_loop import CopyProgress, copy_all
@@ -145,6 +147,35 @@ def both(old: str, new: str) -> Iterator[DualStore]:
     with closing(DualStore(*(SQLiteStore(path) for path in paths))) as store:
         store.bind(Identities(None).check_value())
         yield store
+
+
+def test_i4_keys_that_are_too_large_for_the_new_store_are_named_and_stay(
+    oncekey: Command, urls: tuple[str, str]
+) -> None:
+    """Everything else is copied. With a higher limit the rest is too."""
+    old, new = urls[0], etcd().url(uuid4().hex)
+    fill(old)
+    with closing(Once(old, policy=Policy(keep="1h", audit="1h"))) as once:
+        once.run("invoice", "large", lambda attempt: "x" * 100_000)
+        status = once.get("invoice", "large")
+    assert status is not None
+    small = f"{new}?request_bytes=70000"
+    stopped = oncekey("copy", old, small, "--yes", "--json")
+    assert stopped.code == ExitCode.FAILED, stopped.err
+    assert (stopped.data["copied"], stopped.data["complete"]) == (6, False)
+    (named,) = stopped.data["too_large"]
+    assert (named["tag"], named["operation"]) == (status.tag, "invoice")
+    assert named["bytes"] > 100_000 > named["limit"]
+    assert f"{status.tag} (invoice) is too large" in stopped.err
+    assert "request_bytes= in the URL" in stopped.err
+    with closing(Once(f"moving://{old},{small}", cache=0)) as once:
+        assert once.run("invoice", "large", lambda attempt: "again").value == "x" * 100_000
+    with closing(Once(small)) as once, pytest.raises(ConfigurationError, match="still being"):
+        once.run("op", "k0", lambda attempt: "again")
+    done = oncekey("copy", old, new, "--yes", "--json")
+    assert (done.code, done.data["complete"], done.data["too_large"]) == (0, True, [])
+    with closing(Once(new)) as once:
+        assert once.run("invoice", "large", lambda attempt: "again").value == "x" * 100_000
 
 
 def test_stores_with_a_secret_are_copied_with_it(here: Command, urls: tuple[str, str]) -> None:

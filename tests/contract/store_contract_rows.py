@@ -15,8 +15,10 @@ from oncekey.testing.contract import StoreContract
 from oncekey.testing.sync_facade import LoopThread
 
 # These rules hold for each of two stores that keys move between, and not for the two as one: they
-# have two clocks, and no third one grants their fences.
+# have two clocks, no third one grants their fences, and each has a mark of its own.
 OF_ONE_STORE = {
+    "test_s8_bind_returns_the_mark_of_a_move_at_every_stage",
+    "test_s8_the_mark_of_a_move_is_not_swept",
     "test_s3_one_decision_reads_one_time",
     "test_i6_a_claim_that_another_store_has_granted_gets_its_fence",
     "test_i6_a_claim_with_a_fence_that_the_key_had_here_is_refused",

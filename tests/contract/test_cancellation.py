@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.engine.aio.once import AsyncOnce
@@ -70,10 +70,11 @@ class TrackedStore(AsyncMemoryStore):
         await self.tracker.pass_point(f"after {kind}")
         return replies
 
-    async def bind(self, check: bytes, /) -> None:
+    async def bind(self, check: bytes, /) -> Seen:
         await self.tracker.pass_point("before bind")
-        self.memory.bind(check)
+        mark = self.memory.bind(check)
         await self.tracker.pass_point("after bind")
+        return mark
 
 
 class TrackedAttempt:

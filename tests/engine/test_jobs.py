@@ -10,8 +10,9 @@ from tests.engine.engine_parts import WEAK, parts_with
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
+from oncekey.core.store import StoreLimits
 from oncekey.engine import jobs as jobs_module
-from oncekey.engine.jobs import Job, StoreLimits
+from oncekey.engine.jobs import Job
 from oncekey.engine.once_base import EngineParts
 
 

@@ -41,12 +41,12 @@ class _Lazy:
         self.failures: list[Exception] = []
         self.closed = False
 
-    def reach(self, check: bytes) -> None:
+    def reach(self, check: bytes) -> Seen:
         self.binds += 1
         if self.failures:
             raise self.failures.pop(0)
-        self.memory.bind(check)
         self.guarantee = self.learned
+        return self.memory.bind(check)
 
     def apply_now(self, commands: Any) -> list[Reply]:
         assert self.guarantee is self.learned, "used before it was reached"
@@ -55,8 +55,8 @@ class _Lazy:
 
 
 class LazyStore(_Lazy):
-    def bind(self, check: bytes, /) -> None:
-        self.reach(check)
+    def bind(self, check: bytes, /) -> Seen:
+        return self.reach(check)
 
     def apply(self, commands: Any, /) -> list[Reply]:
         return self.apply_now(commands)
@@ -97,9 +97,9 @@ class _EnlistedLazy:
 
 
 class AsyncLazyStore(_Lazy):
-    async def bind(self, check: bytes, /) -> None:
+    async def bind(self, check: bytes, /) -> Seen:
         await asyncio.sleep(0)
-        self.reach(check)
+        return self.reach(check)
 
     async def apply(self, commands: Any, /) -> list[Reply]:
         return self.apply_now(commands)
@@ -361,7 +361,7 @@ def test_a_transaction_is_checked_against_the_reached_store(kind: EngineKind) ->
 class Counting(MemoryStore):
     binds = 0
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         self.binds += 1
         return super().bind(check)
 
@@ -369,7 +369,7 @@ class Counting(MemoryStore):
 class AsyncCounting(AsyncMemoryStore):
     binds = 0
 
-    async def bind(self, check: bytes, /) -> Seen | None:
+    async def bind(self, check: bytes, /) -> Seen:
         self.binds += 1
         return await super().bind(check)
 

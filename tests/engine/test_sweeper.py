@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from oncekey.core.commands import Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Unfinished
@@ -284,9 +285,10 @@ class Unreached(Watched):
     lazy = True
     up = False
 
-    def bind(self, check: bytes, /) -> None:
+    def bind(self, check: bytes, /) -> Seen:
         if not self.up:
             raise StoreUnavailable("no server yet")
+        return super().bind(check)
 
 
 def test_the_sweeper_waits_until_a_lazy_store_can_be_reached(

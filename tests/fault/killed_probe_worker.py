@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from oncekey import AsyncOnce, Once, Policy, StepResult, child_key
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 from oncekey.stores.store_rules import wall_clock
 
@@ -92,9 +92,9 @@ class KillingStore(SQLiteStore):
         with self._points.at(_names(commands)):
             return super().apply(commands)
 
-    def bind(self, check: bytes, /) -> None:
+    def bind(self, check: bytes, /) -> Seen:
         with self._points.at("bind"):
-            super().bind(check)
+            return super().bind(check)
 
 
 class AsyncKillingStore(AsyncSQLiteStore):
@@ -108,9 +108,9 @@ class AsyncKillingStore(AsyncSQLiteStore):
         with self._points.at(_names(commands)):
             return await super().apply(commands)
 
-    async def bind(self, check: bytes, /) -> None:
+    async def bind(self, check: bytes, /) -> Seen:
         with self._points.at("bind"):
-            await super().bind(check)
+            return await super().bind(check)
 
 
 # --- the client of the provider -----------------------------------------------------------------

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from oncekey import Once, OncekeyError, Policy
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.stores.sqlite import SQLiteStore
 
 LEASE = "1h"
@@ -49,8 +49,9 @@ class DeadlyStore(SQLiteStore):
         replies: list[Reply] = self._call(name, lambda: super(DeadlyStore, self).apply(commands))
         return replies
 
-    def bind(self, check: bytes, /) -> None:
-        self._call("bind", lambda: super(DeadlyStore, self).bind(check))
+    def bind(self, check: bytes, /) -> Seen:
+        mark: Seen = self._call("bind", lambda: super(DeadlyStore, self).bind(check))
+        return mark
 
 
 def effect(path: Path, key: str) -> str:

@@ -38,6 +38,7 @@ from oncekey.core.commands import (
 )
 from oncekey.core.record import FOREVER_US, Record, State
 from oncekey.core.state_machine import decide, has_ended, is_expired, is_garbage
+from oncekey.core.store import StoreLimits
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 from oncekey.testing.contract.store_case import sync_facade_of
@@ -274,7 +275,7 @@ class StoreMachine(RuleBasedStateMachine):
         gone = [id for id in self.records if found[id] is None]
         ended = [key for key in self.past if self.past[key] not in self.store_history(key[0])]
         assert removed == len(gone) + len(ended)
-        if limit == 0 or not hasattr(self.store, "sweep_lag"):  # others remove whole slots
+        if limit == 0 or not StoreLimits.of(self.store).sweep_lag:  # others remove whole slots
             assert removed <= limit
         for id in gone:
             old = self.records.pop(id)

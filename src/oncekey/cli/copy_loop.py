@@ -13,7 +13,7 @@ from oncekey.cli.signals import StopRequest
 from oncekey.core.search import NEWEST, Cursor
 from oncekey.stores.move import DualStore
 from oncekey.stores.move.copy_rule import CopyResult
-from oncekey.stores.move.record_copy import copy_page
+from oncekey.stores.move.record_copy import LargeRecord, copy_page
 
 # A process in dual mode needs a moment from its claim in the old store to that in the new one.
 HELD_LOOKS: Final = 5
@@ -29,17 +29,21 @@ class CopyProgress:
 
     counts     what became of the records of the first walk
     past       past generations sent to the history
+    past_large past generations and expired records that the new store cannot hold
     checked    records that the second walk has compared
     repaired   those of them that were missing, and were copied then
     held       ids that a process holds which does not know the new store
+    large      records that the new store cannot hold
     stopped    it was interrupted; `after` is where to go on
     """
 
     counts: Counter[CopyResult] = field(default_factory=Counter)
     past: int = 0
+    past_large: int = 0
     checked: int = 0
     repaired: int = 0
     held: tuple[bytes, ...] = ()
+    large: tuple[LargeRecord, ...] = ()
     stopped: bool = False
     after: Cursor | None = None
 
@@ -49,7 +53,7 @@ class CopyProgress:
 
     @property
     def is_complete(self) -> bool:
-        return not self.stopped and not self.held
+        return not (self.stopped or self.held or self.large or self.past_large)
 
 
 def copy_all(
@@ -68,6 +72,7 @@ def copy_all(
         page = copy_page(store, cursor, limit, history=history)
         progress.counts += page.counts
         progress.past += page.past
+        progress.past_large += page.past_large if history else 0
         cursor = page.next
         on_progress(progress)
     if cursor is not None:
@@ -85,6 +90,7 @@ def _compare_all(
 ) -> None:
     cursor: Cursor | None = NEWEST
     held: list[bytes] = []
+    large: list[LargeRecord] = []
     while cursor is not None:
         if stop.requested:
             progress.stopped = True
@@ -93,8 +99,10 @@ def _compare_all(
         progress.checked += page.counts.total()
         progress.repaired += page.counts[CopyResult.COPIED]
         held += page.held
+        large += page.large
         cursor = page.next
         on_progress(progress)
+    progress.large = tuple(large)
     progress.held = _still_held(store, tuple(held))
 
 

@@ -11,7 +11,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from oncekey.cli.output import error_line
 from oncekey.core.store import Store
+from oncekey.engine.administration import note_of_move, run_plan
 from oncekey.engine.store_urls import blocking_store, store_module
 from oncekey.stores.inspection import Inspection
 
@@ -24,6 +26,14 @@ def open_store(url: str) -> Store:
     """The store behind a URL, without an engine: `Once` would bind a new store to its secret."""
     refuse_memory(url)
     return blocking_store(url)
+
+
+def warn_of_move(store: Store) -> None:
+    """Say on stderr if keys are being moved to or from this store, or were: then it does not show
+    what counts."""
+    note = run_plan(store, note_of_move())
+    if note:
+        error_line(f"WARNING: {note}")
 
 
 def store_function(url: str, name: str) -> Callable[[str], Any]:

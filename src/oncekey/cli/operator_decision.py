@@ -15,11 +15,19 @@ from oncekey.cli import confirmation
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.key_choice import KeyChoice, find_chosen, store_of, the_one
 from oncekey.cli.key_report import key_rows, span, status_data
+from oncekey.cli.open_store import warn_of_move
 from oncekey.cli.output import Output, error_line
 from oncekey.core.codec import JSON
 from oncekey.core.record import State
 from oncekey.core.store import Store
-from oncekey.engine.administration import Resolution, decide_key, look_at, note_of, run_plan
+from oncekey.engine.administration import (
+    Resolution,
+    check_decidable,
+    decide_key,
+    look_at,
+    note_of,
+    run_plan,
+)
 
 # What is decided of a key that is shown, and in which state it must be.
 Decide = Callable[[KeyStatus], tuple[Resolution, State]]
@@ -67,6 +75,9 @@ def decide_chosen(
 ) -> None:
     """Decides the key that was chosen."""
     with store_of(choice) as store:
+        if store is not None:
+            run_plan(store, check_decidable())
+            warn_of_move(store)
         found = find_chosen(store, choice)
         status = the_one(found)
         if status is None or store is None:

@@ -138,6 +138,10 @@ class ClaimAlso(NamedTuple):
     def lease(self) -> int:
         return self.claim.lease
 
+    @property
+    def label(self) -> str:
+        return self.claim.label
+
 
 class RaiseFence(NamedTuple):
     """The claim has got the fence `to` in another store: it has that fence here as well."""
@@ -147,6 +151,12 @@ class RaiseFence(NamedTuple):
     fence: int
     to: int
 
+
+# These put a claim into a store.
+CLAIMS: Final = (Claim, ClaimAlso)
+# These may put a record into a store that had none of its key: before them the store's settings
+# must be known, and after them it needs more room.
+PUTTING: Final = (Claim, ClaimAlso, Adopt)
 
 Command = (
     Claim | Finish | Renew | Release | SaveStep | Look | Resolve | Adopt | ClaimAlso | RaiseFence

@@ -95,10 +95,16 @@ def write_mark(mark: Mark, now: int) -> Adopt:
     return Adopt(record, now)
 
 
-def check_alone(seen: Seen | None) -> None:
+def check_alone(seen: Seen) -> None:
     """Raise ConfigurationError if a store must not be used by itself; `seen` is what its `bind` has
     returned."""
-    mark = mark_of(seen) if seen is not None else None
+    if not isinstance(seen, Seen):  # a store of somebody else
+        raise ConfigurationError(
+            f"`bind` of this store has returned {seen!r}: a store must return Seen, with the "
+            "record that it has under MARK_ID (S8 of oncekey.core.store), so that it is not used "
+            "alone while keys are being moved; see docs/how-to/write-a-store.md"
+        )
+    mark = mark_of(seen)
     if mark is None:
         return
     if mark.side is Side.NEW and mark.stage == MOVING:
@@ -112,6 +118,24 @@ def check_alone(seen: Seen | None) -> None:
             "all keys of this store were moved to another one, which may have newer outcomes by "
             f"now; open the new store; {_HOW}"
         )
+
+
+def note_for_readers(seen: Seen) -> str:
+    """What somebody must know who reads a store by itself, or decides keys in it; empty if it is
+    all that there is. `seen` is what the store has under MARK_ID."""
+    mark = mark_of(seen)
+    if mark is None or (mark.side is Side.NEW and mark.stage == COPIED):
+        return ""
+    if mark.stage == COPIED:
+        return (
+            "all keys of this store were moved to another one: what is here is what was left "
+            f"behind, and nobody uses it any more. Open the new store; {_HOW}"
+        )
+    where = "from this store to another one" if mark.side is Side.OLD else "to this store"
+    return (
+        f"keys are being moved {where}: this one alone may lack what counts, and a decision in it "
+        f"may be lost. Open both (moving://OLD,NEW); {_HOW}"
+    )
 
 
 def next_mark(old: Mark | None, new: Mark | None, move: str) -> Mark | None:

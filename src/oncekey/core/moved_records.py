@@ -7,7 +7,9 @@ and of `audit` is left here too; its fence stays what it is. Rules, the first th
 1.  A past generation goes to the history. What is garbage by now is not written at all.
 2.  Nothing is here: it is written.
 3.  The same claim is here: the further state replaces the other one (pending, unknown, decided).
-    If both are decided and differ, the one that is here stays (Lost).
+    If both are decided and differ, the one that is here stays (Lost), unless it is a tombstone
+    that stands for an outcome which was too large. If both are the same, the one that is here gets
+    the steps that it lacks.
 4.  What is here has the same fence or a higher one: it stays (Lost).
 5.  What is here has expired: it is replaced, and goes to the history.
 6.  An outcome replaces whatever has a lower fence. Anything else replaces neither an outcome, nor a
@@ -32,6 +34,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+from oncekey.core.codec import Tombstone, unpack
 from oncekey.core.commands import (
     Adopt,
     ClaimAlso,
@@ -137,7 +140,13 @@ def _adopt_same_claim(here: Record, record: Record) -> MovedDecision:
         return _DONE, write, None
     if _PROGRESS[record.state] < _PROGRESS[here.state]:
         return _DONE, None, None
-    return (_DONE if _is_same_outcome(here, record) else _LOST), None, None
+    if _stands_for(here, record):
+        return _DONE, record._replace(steps=merged_steps(record.steps, here.steps)), None
+    if not _is_same_outcome(here, record):
+        return _LOST, None, None
+    if _lacks_steps(here, record):
+        return _DONE, here._replace(steps=merged_steps(here.steps, record.steps)), None
+    return _DONE, None, None
 
 
 def _shifted(record: Record, by: int) -> Record:
@@ -162,13 +171,43 @@ def _is_same_outcome(one: Record, other: Record) -> bool:
     return one.state == other.state and (one.body == other.body or not _has_ended(one))
 
 
+def _stands_for(one: Record, other: Record) -> bool:
+    """True if one store has a tombstone in place of the outcome that the other one has, of the same
+    claim."""
+    if one.state != other.state or one.body == other.body or not _has_ended(one):
+        return False
+    return _is_too_large(one) and not _is_too_large(other)
+
+
+def _is_too_large(record: Record) -> bool:
+    stored = unpack(record.body)
+    return isinstance(stored, Tombstone) and stored.too_large
+
+
+def _lacks_steps(one: Record, other: Record) -> bool:
+    """True if a record does not have every step of the other one, of the same claim. Without them a
+    later attempt would run these steps again; after a success there is none."""
+    if one.state == State.SUCCEEDED:
+        return False
+    return merged_steps(one.steps, other.steps) != one.steps
+
+
+def is_same_claim(old: Seen, new: Seen) -> bool:
+    """True if both stores have the same claim of a key, however far it has come in each."""
+    one, other = _live(old), _live(new)
+    if one is None or other is None:
+        return False
+    return one.owner == other.owner and one.fence == other.fence
+
+
 def is_same_version(old: Seen, new: Seen) -> bool:
-    """True if both stores say the same about a key: the same claim, as far as it has come."""
+    """True if both stores say the same about a key: the same claim, as far as it has come, and the
+    new one has every step of it."""
     one, other = _live(old), _live(new)
     if one is None or other is None:
         return one is other
-    is_same_claim = one.owner == other.owner and one.fence == other.fence
-    return is_same_claim and _is_same_outcome(one, other)
+    is_same = is_same_claim(old, new) and _is_same_outcome(one, other)
+    return is_same and not _lacks_steps(other, one)
 
 
 def leading(old: Seen, new: Seen) -> Side | None:
@@ -180,7 +219,12 @@ def leading(old: Seen, new: Seen) -> Side | None:
             return None
         return Side.OLD if one is not None else Side.NEW
     if one.owner == other.owner:
-        return Side.OLD if _PROGRESS[one.state] > _PROGRESS[other.state] else Side.NEW
+        if _PROGRESS[one.state] != _PROGRESS[other.state]:
+            return Side.OLD if _PROGRESS[one.state] > _PROGRESS[other.state] else Side.NEW
+        is_more = _stands_for(other, one) or (
+            _is_same_outcome(one, other) and _lacks_steps(other, one)
+        )
+        return Side.OLD if is_more else Side.NEW
     if one.fence <= other.fence:
         return Side.NEW
     if _has_ended(one) or other.state == State.ABSENT:

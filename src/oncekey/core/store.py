@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.commands import Command, Reply, Seen
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
@@ -46,8 +47,54 @@ class Unfinished(NamedTuple):
     now: int
 
 
+class StoreLimits(NamedTuple):
+    """What a store cannot do; 0 for no limit. A store that has limits has them as attributes of
+    these names; whoever needs them reads them here.
+
+    outcome_max   bytes of an outcome: engines store a tombstone in place of a larger one
+    record_max    bytes of a record, with its steps and its outcome: what makes it larger is refused
+    lease_min     microseconds of a lease: an operation with a shorter one is refused
+    terms_max     microseconds of lease, keep and audit together: longer ones are refused
+    sweep_lag     microseconds by which garbage may be removed late, and then in larger parts
+    """
+
+    outcome_max: int = 0
+    record_max: int = 0
+    lease_min: int = 0
+    terms_max: int = 0
+    sweep_lag: int = 0
+
+    @classmethod
+    def of(cls, store: object) -> StoreLimits:
+        return cls(*[getattr(store, name, 0) for name in cls._fields])
+
+    def stricter(self, other: StoreLimits) -> StoreLimits:
+        """The limits of two stores that must both do it."""
+        return StoreLimits(
+            _smaller(self.outcome_max, other.outcome_max),
+            _smaller(self.record_max, other.record_max),
+            max(self.lease_min, other.lease_min),
+            _smaller(self.terms_max, other.terms_max),
+            max(self.sweep_lag, other.sweep_lag),
+        )
+
+
+class RecordTooLarge(StoreUnavailable):
+    """What a store replies to a command whose record would have `size` bytes, if it takes no more
+    than `most` (record_max). Nothing was written, and trying again cannot help."""
+
+    def __init__(self, message: str, *, size: int = 0, most: int = 0) -> None:
+        super().__init__(message, ambiguous=False, final=True)
+        self.size = size
+        self.most = most
+
+
+def _smaller(one: int, other: int) -> int:
+    return min(one, other) if one and other else one or other
+
+
 class Store(Protocol):
-    """A sync store."""
+    """A sync store. What it cannot do, it says by the attributes of StoreLimits."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -71,7 +118,7 @@ class Store(Protocol):
         at once, 1 or more. Heartbeats, sweeps and elections go beside them."""
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
-    def bind(self, check: bytes, /) -> Seen | None: ...
+    def bind(self, check: bytes, /) -> Seen: ...
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
     def elect(self, token: bytes, lease: int, /) -> bool:
         """True if this token may do the background work of this store for `lease` more microseconds
@@ -153,7 +200,7 @@ class AsyncStore(Protocol):
     def max_in_flight(self) -> int: ...
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]: ...
-    async def bind(self, check: bytes, /) -> Seen | None: ...
+    async def bind(self, check: bytes, /) -> Seen: ...
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int: ...
     async def elect(self, token: bytes, lease: int, /) -> bool: ...
     async def unfinished(self, after: int, limit: int, /) -> Unfinished: ...

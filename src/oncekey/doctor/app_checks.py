@@ -14,6 +14,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.record import FOREVER_US
+from oncekey.core.store import StoreLimits
 from oncekey.doctor.handler_code import is_constant, mentions_attempt
 from oncekey.http.guarded_views import guarded_view_of
 from oncekey.http.route_table import routes_of
@@ -133,7 +134,7 @@ def app_findings(
     yield from _levels(guarded, promised)
     yield _retry_safe(guarded, promised)
     yield _keep(guarded, horizon)
-    yield _retention(guarded, getattr(store, "terms_max", None))
+    yield _retention(guarded, StoreLimits.of(store).terms_max)
     yield _listed(
         STORE_DOWN, [one.name for one in guarded if one.store_down == "run"], "run unprotected"
     )
@@ -264,8 +265,8 @@ def _keep(guarded: list[_Guarded], horizon: int) -> Finding:
     return KEEP.ok(f"the retry horizon of {human(horizon)} is covered")
 
 
-def _retention(guarded: list[_Guarded], terms_max: int | None) -> Finding:
-    if terms_max is None:
+def _retention(guarded: list[_Guarded], terms_max: int) -> Finding:
+    if not terms_max:
         return RETENTION.ok("the store is no ring")
     long = []
     for one in guarded:

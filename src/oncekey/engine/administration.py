@@ -17,6 +17,7 @@ from oncekey.core.answer import HTTP_CODEC, encode_head
 from oncekey.core.codec import JSON, Codec
 from oncekey.core.commands import Done, Look, Resolve, Seen
 from oncekey.core.errors import ConfigurationError, KeyChanged, StoreUnavailable
+from oncekey.core.move_marks import MARK_ID, check_alone, note_for_readers
 from oncekey.core.notes import NOTE_MAX_CHARS
 from oncekey.core.record import State
 from oncekey.core.search import NEWEST, PAGE_LIMIT_MAX, Cursor, Query
@@ -135,6 +136,20 @@ def measure_store() -> Plan[Stats]:
     return survey.stats
 
 
+def note_of_move() -> Plan[str]:
+    """What an operator must know of a store that keys are being moved to or from; empty if there is
+    nothing."""
+    return note_for_readers((yield from _look_at_mark()))
+
+
+def _look_at_mark() -> Plan[Seen]:
+    (seen,) = yield StoreCall("apply", ([Look(MARK_ID)],))
+    if isinstance(seen, StoreUnavailable):
+        raise seen
+    assert isinstance(seen, Seen)
+    return seen
+
+
 # --- decisions --------------------------------------------------------------------------------
 
 
@@ -206,6 +221,15 @@ class OperatorDecision(RuntimeError):
     """The type of the error that is stored when an operator decides that an operation failed."""
 
 
+def check_decidable() -> Plan[None]:
+    """Raise ConfigurationError if a decision in this store would be lost: its keys were moved away,
+    or only both stores together know them."""
+    try:
+        check_alone((yield from _look_at_mark()))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"nothing can be decided here: {error}") from error
+
+
 def decide_key(
     status: KeyStatus, resolution: Resolution, expected: State, *, by: str, why: str
 ) -> Plan[KeyStatus | None]:
@@ -217,6 +241,7 @@ def decide_key(
     command = Resolve(
         id, status.fence, resolution.state, resolution.body, note, expected, lease_until
     )
+    yield from check_decidable()
     (reply,) = yield StoreCall("apply", ([command],))
     if isinstance(reply, StoreUnavailable):
         raise reply

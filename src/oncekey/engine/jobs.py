@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from oncekey.core import typed_codecs
 from oncekey.core.codec import JSON, Codec
@@ -21,6 +21,7 @@ from oncekey.core.identity import Identities, Identity, KeyLike
 from oncekey.core.origin import Origin, label_of
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
+from oncekey.core.store import StoreLimits
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.guarantee_check import GuaranteeLost, GuaranteeMonitor, refusal_of
 
@@ -72,30 +73,17 @@ class Job:
         )
 
 
-class StoreLimits(NamedTuple):
-    """What a store cannot hold; 0 for no limit. A store has them as attributes of the same names.
-
-    outcome_max   bytes of an outcome: a larger one becomes a tombstone
-    lease_min     microseconds of a lease: an operation with a shorter one is refused
-    """
-
-    outcome_max: int = 0
-    lease_min: int = 0
-
-    @classmethod
-    def of(cls, store: object) -> StoreLimits:
-        return cls(getattr(store, "outcome_max", 0), getattr(store, "lease_min", 0))
-
-    def bounded(self, policy: Policy, operation: str) -> Policy:
-        """The policy as this store can keep it; raises ConfigurationError if it cannot."""
-        if policy.times.lease < self.lease_min:
-            raise ConfigurationError(
-                f"operation {operation!r}: lease={policy.lease!r} is shorter than this store can "
-                f"keep; the shortest is {human(self.lease_min)}"
-            )
-        if not self.outcome_max or policy.max_bytes <= self.outcome_max:
-            return policy
-        return replace(policy, max_bytes=self.outcome_max)
+def bounded(policy: Policy, limits: StoreLimits, operation: str) -> Policy:
+    """The policy as a store with these limits can keep it; raises ConfigurationError if it
+    cannot."""
+    if policy.times.lease < limits.lease_min:
+        raise ConfigurationError(
+            f"operation {operation!r}: lease={policy.lease!r} is shorter than this store can "
+            f"keep; the shortest is {human(limits.lease_min)}"
+        )
+    if not limits.outcome_max or policy.max_bytes <= limits.outcome_max:
+        return policy
+    return replace(policy, max_bytes=limits.outcome_max)
 
 
 NO_LIMITS: Final = StoreLimits()
@@ -121,7 +109,7 @@ class JobFactory:
         transactional: bool = False,
         limits: StoreLimits = NO_LIMITS,
     ) -> None:
-        self.policy = limits.bounded(policy, "(every operation)")
+        self.policy = bounded(policy, limits, "(every operation)")
         self.limits = limits
         self.identities = identities
         self.clock = clock
@@ -263,7 +251,7 @@ class JobFactory:
             in_order = tuple(sorted(options.items()))
             known = policies.get(in_order)
             if known is None:
-                known = self.limits.bounded(self.policy.with_options(**options), operation)
+                known = bounded(self.policy.with_options(**options), self.limits, operation)
                 self._check_level(known, operation)
             if len(policies) >= _POLICIES_MAX - 1:
                 policies.clear()

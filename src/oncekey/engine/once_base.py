@@ -19,12 +19,13 @@ from oncekey.core.events import Event, EventKind
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import Identities, KeyLike
 from oncekey.core.policy import Policy
+from oncekey.core.store import StoreLimits
 from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.clock import Clock, SystemClock
 from oncekey.engine.event_bus import EventBus, Subscriber
 from oncekey.engine.guarantee_check import GuaranteeMonitor
 from oncekey.engine.guard import check_operation, check_recover
-from oncekey.engine.jobs import NO_LIMITS, Job, JobFactory, StoreLimits
+from oncekey.engine.jobs import NO_LIMITS, Job, JobFactory
 from oncekey.engine.key_status import KeyStatus
 from oncekey.engine.lifetime import (
     EngineResources,

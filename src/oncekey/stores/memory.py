@@ -80,7 +80,7 @@ class MemoryStore:
                 replies.append(reply)
         return replies
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         with self._lock:
             if self._check is None:
                 self._check = check
@@ -192,7 +192,7 @@ class AsyncMemoryStore:
         own = getattr(self.apply, "__func__", None) is AsyncMemoryStore.apply
         return self.memory.apply if own else None
 
-    async def bind(self, check: bytes, /) -> Seen | None:
+    async def bind(self, check: bytes, /) -> Seen:
         return self.memory.bind(check)
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:

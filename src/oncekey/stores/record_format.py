@@ -17,7 +17,8 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from oncekey.core.commands import from_fields
+from oncekey.core.codec import pack_tombstone
+from oncekey.core.commands import Finish, from_fields
 from oncekey.core.record import Record, State
 from oncekey.stores.step_column import pack_steps, unpack_steps
 
@@ -25,6 +26,9 @@ VERSION: Final = 1
 OWNER_BYTES: Final = 16
 HEAD: Final = struct.Struct(">BBBqIIqqqqqq16sHHHHII")
 LENGTHS_MAX: Final = 0xFFFF  # of the fingerprint, scope, label and key, in bytes
+VALUE_HEAD_BYTES: Final = 64  # what a store may put before a record
+# What a record has besides steps and outcome: names, key, fingerprint, notes.
+DESCRIPTION_MAX_BYTES: Final = 65_536
 
 _STATES: Final = tuple(State)
 
@@ -54,6 +58,20 @@ def pack_record(record: Record, revision: int) -> bytes:
         len(key_), len(note_), len(steps_),
     )  # fmt: skip
     return b"".join((head, fingerprint, scope_, label_, key_, note_, steps_, body))
+
+
+def fitting(command: Finish, record: Record | None, most: int) -> Finish:
+    """The command; if its outcome and the record's steps have more than `most` bytes together, with
+    a tombstone in place of the outcome: the operation did run. Engines know the limit of an
+    outcome, but not what the steps take up of it. A repeated finish becomes the same tombstone
+    (I9)."""
+    body = command.body
+    if record is None or (not record.steps and len(body) + DESCRIPTION_MAX_BYTES <= most):
+        return command
+    if len(pack_record(record._replace(body=body), 0)) + VALUE_HEAD_BYTES <= most:
+        return command
+    reason = f"with its steps it has {len(body)} bytes or more, the store takes {most}"
+    return command._replace(body=pack_tombstone(reason, too_large=True))
 
 
 def unpack_record(id: bytes, value: bytes) -> Stored:

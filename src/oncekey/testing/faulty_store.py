@@ -26,12 +26,13 @@ from oncekey.core.store import (
     AsyncStore,
     CallerTransaction,
     Store,
+    StoreLimits,
     Unfinished,
 )
 
 ARRIVE_SECONDS = 30.0
 # What a store may have besides its protocol; a faulty one has them if the wrapped store does.
-_OPTIONAL = frozenset({"lease_min", "outcome_max", "reopen", "sweep_lag", "terms_max"})
+_OPTIONAL = frozenset({"reopen", *StoreLimits._fields})
 
 
 class Fault(enum.Enum):
@@ -194,7 +195,7 @@ class FaultyStore(_Scripted):
         late, self._late = self._late, []
         return [reply for call in late for reply in self.inner.apply(call)]
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         if self.down:
             raise self._refused(Fault.REFUSE, ())
         return self.inner.bind(check)
@@ -286,7 +287,7 @@ class AsyncFaultyStore(_Scripted):
         late, self._late = self._late, []
         return [reply for call in late for reply in await self.inner.apply(call)]
 
-    async def bind(self, check: bytes, /) -> Seen | None:
+    async def bind(self, check: bytes, /) -> Seen:
         if self.down:
             raise self._refused(Fault.REFUSE, ())
         return await self.inner.bind(check)

@@ -20,7 +20,14 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore, CallerTransaction, Store, Unfinished
+from oncekey.core.store import (
+    SWEEP_LIMIT_DEFAULT,
+    AsyncStore,
+    CallerTransaction,
+    Store,
+    StoreLimits,
+    Unfinished,
+)
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.aio.parallel import AsyncParallel
@@ -83,9 +90,12 @@ class SyncStore:
     def __init__(self, store: AsyncStore, loop: LoopThread) -> None:
         self.inner = store
         self._loop = loop
-        for name in ("sweep_lag", "terms_max", "lease_min"):
-            if hasattr(store, name):
-                setattr(self, name, getattr(store, name))
+        limits = StoreLimits.of(store)
+        self.outcome_max = limits.outcome_max
+        self.record_max = limits.record_max
+        self.lease_min = limits.lease_min
+        self.terms_max = limits.terms_max
+        self.sweep_lag = limits.sweep_lag
 
     @property
     def guarantee(self) -> Guarantee:
@@ -106,7 +116,7 @@ class SyncStore:
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._loop.run(self.inner.apply(commands))
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         return self._loop.run(self.inner.bind(check))
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:

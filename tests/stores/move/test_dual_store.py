@@ -182,6 +182,17 @@ def test_the_new_store_alone_is_refused_until_everything_was_copied(pair: Pair) 
     Once(pair.both).close()  # processes that know both go on
 
 
+def test_a_store_of_somebody_else_that_returns_no_mark_is_refused() -> None:
+    """It would be used alone while its keys are in two stores."""
+
+    class Markless(MemoryStore):
+        def bind(self, check: bytes, /) -> Any:
+            super().bind(check)
+
+    with pytest.raises(ConfigurationError, match=r"`bind` of this store has returned None"):
+        Once(Markless())
+
+
 def test_another_partner_is_refused(pair: Pair) -> None:
     pair.both.bind(CHECK)
     with pytest.raises(ConfigurationError, match="old store is being moved to another"):

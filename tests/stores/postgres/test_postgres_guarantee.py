@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -27,10 +28,12 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.events import EventKind
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
+from oncekey.stores.move import AsyncDualStore, DualStore
 from oncekey.stores.postgres.durability import Server, guarantee
 from oncekey.stores.postgres.standbys import Standbys, parse_names
 from oncekey.stores.replica_sightings import Replica
 from oncekey.stores.settings_watch import SettingsWatch
+from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 
 ALONE = Server(version=180_000, fsync=True, full_page_writes=True, standby=False)
 ASYNCHRONOUS = ALONE._replace(standbys=Standbys(attached=(Replica("standby"),)))
@@ -232,11 +235,13 @@ def lowered_and_raised(
     primary: Postgres,
     standby: Postgres,
     run: Callable[[Any, str, Any], object],
+    place: Callable[[StoreAdapter], StoreAdapter] = lambda store: store,
+    **options: Any,
 ) -> None:
     """An asynchronous standby attaches, which would lack the last keys if promoted. From then on
     operations that require more are refused, until the standby is synchronous."""
     standby.stop()
-    store = adapters.store(primary.url(), guarantee_interval="1ms")
+    store = place(adapters.store(primary.url(), guarantee_interval="1ms", **options))
     once = adapters.once(store, policy=Policy(require="at_most_once"))
     heard: list[EventKind] = []
     once.subscribe(lambda notice: heard.append(notice.kind))
@@ -270,6 +275,40 @@ def test_a_lowered_guarantee_is_reported_and_checked_against_require(
     lowered_and_raised(
         adapters, primary, standby, lambda once, key, body: once.run("op", key, body)
     )
+
+
+def test_a_lowered_guarantee_of_the_new_store_of_a_move_is_noticed(
+    adapters: StoreAdapters, primary: Postgres, standby: Postgres, tmp_path: Path
+) -> None:
+    """A claim comes to the new store as ClaimAlso, and is watched as any other."""
+
+    def place(store: StoreAdapter) -> StoreAdapter:
+        file = tmp_path / "old.db"
+        if adapters.is_async:
+            moving: Any = AsyncDualStore(AsyncSQLiteStore(file), store.store)
+        else:
+            moving = DualStore(SQLiteStore(file), store.store)
+        return StoreAdapter(moving, adapters.loop)
+
+    lowered_and_raised(
+        adapters, primary, standby, lambda once, key, body: once.run("op", key, body), place
+    )
+
+
+def test_a_lowered_guarantee_is_noticed_by_portable_claims(
+    primary: Postgres, standby: Postgres
+) -> None:
+    adapters = StoreAdapters("psycopg")
+    try:
+        lowered_and_raised(
+            adapters,
+            primary,
+            standby,
+            lambda once, key, body: once.run("op", key, body),
+            claim="portable",
+        )
+    finally:
+        adapters.close()
 
 
 def test_a_lowered_guarantee_is_checked_against_require_in_a_transaction(

@@ -85,7 +85,7 @@ class Recorder:
                 self._log.count("crashes")
                 os._exit(CRASHED)
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         return self.inner.bind(check)
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:

@@ -36,7 +36,7 @@ class Saboteur:
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return [self.inner.apply([self.changed(command)])[0] for command in commands]
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         return self.inner.bind(check)
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:

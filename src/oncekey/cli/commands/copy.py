@@ -18,11 +18,15 @@ from oncekey.cli.redact import redact_url
 from oncekey.cli.signals import stop_on_signal
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.identity import Identities
+from oncekey.core.record import FOREVER_US
 from oncekey.core.search import PAGE_LIMIT_MAX, Cursor
+from oncekey.engine.key_status import time_of
 from oncekey.engine.store_urls import moving_urls
 from oncekey.stores.move import DualStore
 from oncekey.stores.move.copy_rule import CopyResult
 from oncekey.stores.move.record_copy import COPY_PAGE_DEFAULT
+
+LARGE_LINES_MAX = 20  # keys that are named one by one; --json has all of them
 
 
 @click.command("copy")
@@ -58,7 +62,8 @@ def copy(
 
     Everything is copied, and then compared. After that FROM is refused by itself, and TO is not.
     Ctrl-C ends it after the page under way and prints how to go on; copying twice does no harm.
-    It stops with exit code 1 if a key is held by a process that does not know TO.
+    It ends with exit code 1 if a key is held by a process that does not know TO, or if TO cannot
+    hold a record, because it is too large: everything else was copied then.
 
     \b
     Examples:
@@ -80,7 +85,7 @@ def copy(
         if progress.is_complete:
             store.finish_copy()
     _report(out, old_url, new_url, progress)
-    if progress.held:
+    if progress.held or progress.large or progress.past_large:
         return ExitCode.FAILED
     return ExitCode.INTERRUPTED if progress.stopped else ExitCode.OK
 
@@ -140,9 +145,47 @@ def _data(old_url: str, new_url: str, progress: CopyProgress) -> dict[str, Any]:
         "compared": progress.checked,
         "copied_when_compared": progress.repaired,
         "held_by_others": [id.hex()[:12] for id in progress.held],
+        "too_large": [
+            {
+                "tag": one.id.hex()[:12],
+                "operation": one.operation,
+                "bytes": one.size,
+                "limit": one.most,
+                "expires_at": _time(one.expires_at),
+            }
+            for one in progress.large
+        ],
+        "past_too_large": progress.past_large,
         "complete": progress.is_complete,
         "after": str(progress.after) if progress.stopped and progress.after else None,
     }
+
+
+def _time(us: int) -> str | None:
+    """When a key expires; None for one that never does."""
+    return f"{time_of(us):%Y-%m-%d %H:%M:%S}Z" if us < FOREVER_US else None
+
+
+def _report_large(progress: CopyProgress) -> None:
+    for one in progress.large[:LARGE_LINES_MAX]:
+        until = _time(one.expires_at)
+        error_line(
+            f"{one.id.hex()[:12]} ({one.operation}) is too large for the new store: it has "
+            f"{one.size:,} bytes, and {one.most:,} are possible; "
+            + (f"it expires at {until}" if until else "it never expires by itself")
+        )
+    if progress.large:
+        error_line(
+            f"{len(progress.large):,} keys stay in the old store, because they are too large for "
+            "the new one; everything else was copied. Processes with both stores go on to replay "
+            "them. Raise the limit of the new store (etcd: --max-request-bytes of the servers, and "
+            "request_bytes= in the URL), or wait until they have expired, and copy again"
+        )
+    if progress.past_large:
+        error_line(
+            f"{progress.past_large:,} past generations or expired keys are too large for the new "
+            "store. Nobody needs them but for the audit: leave them out by --no-history"
+        )
 
 
 def _report(out: Output, old_url: str, new_url: str, progress: CopyProgress) -> None:
@@ -158,6 +201,7 @@ def _report(out: Output, old_url: str, new_url: str, progress: CopyProgress) -> 
         out.rows({"from": data["from"], "to": data["to"], **rows})
         if progress.is_complete:
             out.line("complete: restart the processes with the new store alone, one by one")
+    _report_large(progress)
     if progress.held:
         tags = ", ".join(data["held_by_others"][:3])
         error_line(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import webbrowser
+from contextlib import closing
 from typing import Any, Final
 
 import click
 
 from oncekey.cli.command_options import json_option, url_argument
-from oncekey.cli.open_store import UsageProblem, has_records
+from oncekey.cli.open_store import UsageProblem, has_records, open_store, warn_of_move
 from oncekey.cli.output import Output, error_line
 from oncekey.cli.redact import redact_url
 
@@ -75,7 +76,9 @@ def dashboard(
       oncekey dashboard postgresql://support@db/shop --token-env DASHBOARD_TOKEN --bodies
     """
     serve, app_class = _load()
-    has_records(url)  # it must not create a store, nor change one of an older release
+    if has_records(url):  # it must not create a store, nor change one of an older release
+        with closing(open_store(url)) as store:
+            warn_of_move(store)
     app = app_class(
         url,
         token=_token(token_env),

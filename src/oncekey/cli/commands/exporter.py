@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,12 @@ import click
 
 from oncekey.cli.command_options import STORE_ENV, duration, json_option
 from oncekey.cli.exit_codes import ExitCode
-from oncekey.cli.open_store import UsageProblem, has_records, open_store
+from oncekey.cli.open_store import UsageProblem, has_records, open_store, warn_of_move
 from oncekey.cli.output import Output, error_line
 from oncekey.cli.redact import redact_url
 from oncekey.cli.signals import stop_on_signal
 from oncekey.core.duration import human
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def exporter(
     if workers is not None and not Path(workers).is_dir():
         raise UsageProblem(f"--workers: there is no folder {workers}")
     with closing(open_store(url)) as store:
+        with suppress(StoreUnavailable):  # it is served all the same
+            warn_of_move(store)
         collector = _collector(store, name or url.partition("://")[0])
         if once:
             return _print_once(out, url, collector, workers)

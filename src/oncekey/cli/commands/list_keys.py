@@ -11,7 +11,7 @@ from oncekey import Listing
 from oncekey.cli.command_options import json_option, url_argument
 from oncekey.cli.key_table import listing_data, listing_table, reach
 from oncekey.cli.key_watch import EVERY_DEFAULT, every_option, watch_listing
-from oncekey.cli.open_store import has_records, open_store
+from oncekey.cli.open_store import has_records, open_store, warn_of_move
 from oncekey.cli.output import Output
 from oncekey.core.search import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Query
 from oncekey.core.store import Store
@@ -98,6 +98,7 @@ def list_keys(
     out = Output(as_json=as_json)
     has_records(url)  # refuses what is no store, or is of an older release
     with closing(open_store(url)) as store:
+        warn_of_move(store)
         if watch is not None:
             watch_listing(out, store, query, limit, watch)
         elif all_pages:

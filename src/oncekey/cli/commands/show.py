@@ -12,6 +12,7 @@ from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.key_choice import FoundKeys, KeyChoice, find_chosen, key_options, store_of
 from oncekey.cli.key_report import key_rows, past_rows, status_data
 from oncekey.cli.key_table import status_table
+from oncekey.cli.open_store import warn_of_move
 from oncekey.cli.output import Output
 from oncekey.core.codec import JSON
 from oncekey.engine.administration import history_of, run_plan
@@ -56,6 +57,8 @@ def show(
     """
     out = Output(as_json=as_json)
     with store_of(choice) as store:
+        if store is not None:
+            warn_of_move(store)
         found = find_chosen(store, choice)
         only = found.keys[0] if len(found.keys) == 1 else None
         past: list[KeyStatus] = []

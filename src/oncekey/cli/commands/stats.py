@@ -12,7 +12,7 @@ from oncekey.cli.open_store import has_records, open_store
 from oncekey.cli.output import Output
 from oncekey.cli.redact import redact_url
 from oncekey.cli.stats_report import COLUMNS, stats_rows, warnings
-from oncekey.engine.administration import measure_store, run_plan
+from oncekey.engine.administration import measure_store, note_of_move, run_plan
 
 
 @click.command()
@@ -35,7 +35,8 @@ def stats(url: str, as_json: bool) -> None:
     has_records(url)  # refuses what is no store, or is of an older release
     with closing(open_store(url)) as store:
         found = run_plan(store, measure_store())
-    off = list(warnings(found))
+        move = run_plan(store, note_of_move())
+    off = [*warnings(found), *([move] if move else [])]
     if as_json:
         out.data({"store": redact_url(url), **dataclasses.asdict(found), "warnings": off})
         return

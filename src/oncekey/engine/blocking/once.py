@@ -13,7 +13,7 @@ from oncekey.core.identity import KeyLike
 from oncekey.core.move_marks import check_alone
 from oncekey.core.origin import Origin
 from oncekey.core.policy import Policy, PolicyOptions
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store, StoreLimits
 from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.completer import Completer
@@ -25,7 +25,7 @@ from oncekey.engine.body_check import check_body
 from oncekey.engine.clock import Clock
 from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed, Completion
 from oncekey.engine.guard import Picker, guarded
-from oncekey.engine.jobs import JobFactory, StoreLimits
+from oncekey.engine.jobs import JobFactory
 from oncekey.engine.key_status import KeyStatus, status_of
 from oncekey.engine.once_base import (
     InTransactionBase,

@@ -12,9 +12,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.guarantees import Guarantee
+from oncekey.core.move_marks import MARK_ID
 from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.command_rounds import CommandRounds
@@ -91,13 +92,15 @@ class ClusterStore:
         await self.let_lapse()
         return await self._garbage.sweep(limit)
 
-    async def bind(self, check: bytes) -> Guarantee:
+    async def bind(self, check: bytes) -> tuple[Guarantee, Seen]:
         """Remember the secret's check value, or refuse another one (S8); returns what the cluster
-        can promise."""
+        can promise, and the mark of a move."""
         await self.prepare()
         end = self.members.deadline()
         check_same_secret(await self._create(self.keys.check, check, end), check)
-        return guarantee_of(await read_members(self.members))
+        (mark,) = await self._rounds.apply([Look(MARK_ID)], end)
+        assert isinstance(mark, Seen)
+        return guarantee_of(await read_members(self.members)), mark
 
     async def prepare(self) -> None:
         """Make the store, if there is none, and check that this release can read it."""
@@ -105,10 +108,14 @@ class ClusterStore:
         check_format(await self._create(self.keys.format, FORMAT, end))
 
     async def _create(self, key: bytes, value: bytes, end: float) -> bytes:
-        """Set a value if there is none; returns the one that is there."""
-        request = transaction([is_at(key, 0)], [put(key, value)], [get(key)])
-        reply = await self.members.call("Txn", request, end)
-        found = [] if reply.succeeded else reply.responses[0].response_range.kvs
+        """Set a value if there is none; returns the one that is there. It is read first, because
+        servers whose quota is used up take no request that may write."""
+        reply = await self.members.call("Txn", transaction((), [get(key)]), end)
+        found = reply.responses[0].response_range.kvs
+        if not found:
+            request = transaction([is_at(key, 0)], [put(key, value)], [get(key)])
+            reply = await self.members.call("Txn", request, end)
+            found = [] if reply.succeeded else reply.responses[0].response_range.kvs
         return bytes(found[0].value) if found else value
 
     async def elect(self, token: bytes, lease: int) -> bool:

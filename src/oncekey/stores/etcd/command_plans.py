@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.codec import pack_tombstone
 from oncekey.core.commands import (
+    CLAIMS,
     Claim,
     ClaimAlso,
     Command,
@@ -29,6 +30,7 @@ from oncekey.core.commands import (
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import DONE, Decision, decide
+from oncekey.core.store import RecordTooLarge
 from oncekey.stores.etcd.buckets import Bucket, Buckets
 from oncekey.stores.etcd.etcd_url import Options
 from oncekey.stores.etcd.fence_floor import FenceFloor
@@ -49,10 +51,9 @@ from oncekey.stores.etcd.transactions import (
     nested,
     write_operation,
 )
+from oncekey.stores.record_format import fitting
 
 OPERATION_BYTES: Final = 2_048  # of a nested transaction, besides the record: keys and protocol
-# What a record has besides steps and outcome: names, key, fingerprint, notes.
-DESCRIPTION_MAX_BYTES: Final = 65_536
 
 _ABSENT: Final = Known(None, None)
 
@@ -74,6 +75,13 @@ class Planned(NamedTuple):
     write: Write | None = None
     ends: int = 0
     bucket: Bucket | None = None
+
+    @property
+    def archive(self) -> Record | None:
+        """The past generation that is sent with it, or alone."""
+        if self.write is not None:
+            return self.write.archive
+        return self.decision.archive if self.decision is not None else None
 
 
 class NoBucket(NamedTuple):
@@ -120,16 +128,20 @@ class CommandPlans:
             session = known.value.session
             where = (get(self._keys.record(command.id)), get(self._keys.session(session)))
             return Planned(i, command, where, session)
-        command = self._fitting(command, judged.record)
+        if isinstance(command, Finish):
+            command = fitting(command, judged.record, self._bytes_max)
         decision = decide(judged.record, command, judged.now, self._floor.value)
         if decision.write is None:
             if is_guess:
                 return Planned(i, command, (get(self._keys.record(command.id)),))
             self.settle(command, known.value)
-            if decision.archive is not None:
-                operations = (nested((), archive_operations(self._keys, decision.archive)),)
-                return Planned(i, command, operations, 0, decision)
-            return decision.reply
+            if decision.archive is None:
+                return decision.reply
+            size = len(pack_value(decision.archive))
+            if size > self._bytes_max:
+                return _too_large(size, self._bytes_max)
+            operations = (nested((), archive_operations(self._keys, decision.archive)),)
+            return Planned(i, command, operations, 0, decision)
         before, session, lease = known.value, 0, 0
         if decision.write.state is State.PENDING:
             wanted = lease_of(command)
@@ -150,25 +162,20 @@ class CommandPlans:
                 return NoBucket(decision.write.audit_until)
             attached = bucket.lease
         archive = decision.archive
-        if archive is not None and len(packed) + len(pack_value(archive)) > self._bytes_max:
-            archive = archive._replace(steps=())  # both must fit into one request
+        if archive is not None:
+            archive = self._fitting_archive(archive, packed)
         write = Write(before, decision.write, packed, session, lease, attached, archive)
         operations = (write_operation(self._keys, write),)
         return Planned(i, command, operations, 0, decision, write, elapsed + lease, bucket)
 
-    def _fitting(self, command: Command, record: Record | None) -> Command:
-        """The command; a finish whose outcome is too large, with a tombstone in its place: the
-        operation did run. Engines know the limit of an outcome, but not what the steps of the
-        operation take up of it. A repeated finish becomes the same tombstone (I9)."""
-        if not isinstance(command, Finish) or record is None:
-            return command
-        body, most = command.body, self._bytes_max
-        if not record.steps and len(body) + DESCRIPTION_MAX_BYTES <= most:
-            return command
-        if len(pack_value(record._replace(body=body))) <= most:
-            return command
-        reason = f"with its steps it has {len(body)} bytes or more, the store takes {most}"
-        return command._replace(body=pack_tombstone(reason, too_large=True))
+    def _fitting_archive(self, archive: Record, packed: bytes) -> Record:
+        """A past generation that fits into one request with the record that replaces it."""
+        if len(packed) + len(pack_value(archive)) > self._bytes_max:
+            archive = archive._replace(steps=())
+        if len(packed) + len(pack_value(archive)) > self._bytes_max:
+            reason = "it did not fit into one request with the record that followed it"
+            archive = archive._replace(body=pack_tombstone(reason, too_large=True))
+        return archive
 
     def _renewed(self, command: Renew, reading: Reading) -> bool:
         """Renew a claim of ours without a request, if its session lasts long enough."""
@@ -193,8 +200,8 @@ class CommandPlans:
         for one in planned:
             count = len(one.operations)
             length = OPERATION_BYTES + (len(one.write.packed) if one.write is not None else 0)
-            if one.write is not None and one.write.archive is not None:
-                length += len(pack_value(one.write.archive))
+            if one.archive is not None:
+                length += len(pack_value(one.archive))
             if part and (
                 operations + count > self._operations_max or size + length > self._bytes_max
             ):
@@ -207,23 +214,21 @@ class CommandPlans:
 
     def settle(self, command: Command, value: StoredValue | None) -> None:
         """A command changed nothing: what was read tells whether a claim of ours is still held."""
-        if isinstance(command, Claim):
+        if isinstance(command, CLAIMS):
             self._held.answered(command.id, command.owner)
         self._held.confirm(command.id, value)
 
 
 def lease_of(command: Command) -> int | None:
     """The lease that a command asks for; None for one that leaves the lease as it is."""
-    if isinstance(command, (Claim, Renew)):
-        return command.lease
-    return command.claim.lease if isinstance(command, ClaimAlso) else None
+    return command.lease if isinstance(command, (Claim, ClaimAlso, Renew)) else None
 
 
-def _too_large(size: int, most: int) -> StoreUnavailable:
+def _too_large(size: int, most: int) -> RecordTooLarge:
     """The reply to a command that can never be stored; it is this command's alone (S2)."""
-    return StoreUnavailable(
+    return RecordTooLarge(
         f"the record would have {size} bytes, and etcd takes {most}: steps and outcome of an "
         "operation are one value; keep large content elsewhere and store where it is",
-        ambiguous=False,
-        final=True,
+        size=size,
+        most=most,
     )

@@ -14,8 +14,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from oncekey.core.commands import Claim, Command, Reply
+from oncekey.core.commands import CLAIMS, PUTTING, Command, Reply
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.move_marks import MARK_ID
 from oncekey.core.origin import operation_of
 from oncekey.core.record import State
 from oncekey.stores.etcd import errors
@@ -67,7 +68,7 @@ class CommandRounds:
 
     def _check_leases(self, commands: Sequence[Command]) -> None:
         for command in commands:
-            if type(command) is Claim and command.lease < self._lease_min:
+            if isinstance(command, CLAIMS) and command.lease < self._lease_min:
                 name = operation_of(command.label)
                 raise ConfigurationError(
                     f"operation {name!r}: its lease is {command.lease / 1_000_000:g}s, and etcd "
@@ -169,18 +170,19 @@ class CommandRounds:
         end: float,
     ) -> None:
         """Send one request. If the servers' quota is used up, claims that would write are refused,
-        outcomes are still replayed, and what ends or keeps other claims is sent without them."""
+        and so is what comes from another store; outcomes are still replayed, and what ends or keeps
+        other claims is sent without them."""
         try:
             await self._send(part, known, replies, end)
         except errors.NoSpace as error:
-            refused = [one for one in part if _is_new_claim(one)]
+            refused = [one for one in part if _needs_room(one)]
             if not refused:
                 raise
             decided = [one for one in refused if one.position in known]  # on what was read
-            rest = [one for one in part if not _is_new_claim(one)]
+            rest = [one for one in part if not _needs_room(one)]
             for one in refused:
-                if not error.ambiguous:
-                    self.held.answered(one.command.id, one.command.owner)  # type: ignore[union-attr]
+                if not error.ambiguous and isinstance(one.command, CLAIMS):
+                    self.held.answered(one.command.id, one.command.owner)
                 read = get(self._keys.record(one.command.id))
                 rest.append(Planned(one.position, one.command, (read,)))
             await self._send(rest, known, replies, end)
@@ -211,7 +213,7 @@ class CommandRounds:
         for bucket in buckets:
             compare.append(is_at(self._keys.bucket(bucket.end), bucket.mod_revision))
             otherwise.append(get(self._keys.bucket(bucket.end)))
-        if any(_is_new_claim(one) for one in part):
+        if any(_needs_room(one) for one in part):
             # etcd's quota counts what a transaction may write, but not within nested ones. This is
             # counted and hardly ever written. A finish is let through: it frees more than it takes.
             otherwise.append(put(self._keys.quota, b""))
@@ -293,6 +295,13 @@ def _telling(applied: bool, *, writes: bool) -> Iterator[None]:
         raise
 
 
-def _is_new_claim(planned: Planned) -> bool:
-    """True if a claim is to be written: of a fresh key, or of one that another owner had."""
-    return isinstance(planned.command, Claim) and planned.write is not None
+def _needs_room(planned: Planned) -> bool:
+    """True if something new is to be written: a claim of a fresh key or of one that another owner
+    had, or what comes from another store and is not the end of a claim that is here. The mark of a
+    move is always taken: keys must be able to leave servers that are full."""
+    command, decision, write = planned.command, planned.decision, planned.write
+    if not isinstance(command, PUTTING) or decision is None or command.id == MARK_ID:
+        return False
+    if write is None or isinstance(command, CLAIMS):
+        return True
+    return write.before is None or write.before.record.owner != write.record.owner

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
@@ -51,7 +51,7 @@ class EtcdBase:
         self.guarantee = NOT_CONNECTED
         self.sweep_lag = self.options.us("bucket")
         self.lease_min = self.options.lease_min
-        self.outcome_max = self.options.value_max
+        self.outcome_max = self.record_max = self.options.value_max
         self._loop = StoreLoop()
         self._cluster: ClusterStore | None = None
 
@@ -92,8 +92,9 @@ class EtcdStore(EtcdBase):
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._run(lambda cluster: cluster.apply(commands))
 
-    def bind(self, check: bytes, /) -> None:
-        self.guarantee = self._run(lambda cluster: cluster.bind(check))
+    def bind(self, check: bytes, /) -> Seen:
+        self.guarantee, mark = self._run(lambda cluster: cluster.bind(check))
+        return mark
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self._run(lambda cluster: cluster.sweep(limit))
@@ -130,8 +131,9 @@ class AsyncEtcdStore(EtcdBase):
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return await self._run(lambda cluster: cluster.apply(commands))
 
-    async def bind(self, check: bytes, /) -> None:
-        self.guarantee = await self._run(lambda cluster: cluster.bind(check))
+    async def bind(self, check: bytes, /) -> Seen:
+        self.guarantee, mark = await self._run(lambda cluster: cluster.bind(check))
+        return mark
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return await self._run(lambda cluster: cluster.sweep(limit))

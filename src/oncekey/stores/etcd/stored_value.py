@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from oncekey.core.record import Record, State
+from oncekey.core.record import FOREVER_US, Record, State
 from oncekey.core.state_machine import has_ended
 from oncekey.stores.record_format import pack_record, unpack_record
 
@@ -63,8 +63,9 @@ def unpack_value(id: bytes, value: bytes, mod_revision: int) -> StoredValue:
 
 def is_removed_by_bucket(record: Record) -> bool:
     """True if the record goes with a bucket. A pending one does not, since its end is not known,
-    nor one that waits for somebody's decision."""
-    return record.state != State.PENDING and not record.lasts_until_decided
+    nor one that waits for somebody's decision, nor one that stays for ever (the mark of a move)."""
+    stays = record.lasts_until_decided or record.keep >= FOREVER_US
+    return record.state != State.PENDING and not stays
 
 
 class Keys:

@@ -9,18 +9,13 @@ import enum
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from oncekey.core.commands import Adopt, Done
+from oncekey.core.commands import Adopt, Done, Seen
 from oncekey.core.errors import OncekeyError
-from oncekey.core.moved_records import is_same_version, leading
+from oncekey.core.moved_records import is_same_claim, is_same_version, leading
 from oncekey.core.record import State
-from oncekey.stores.move.dual_program import (
-    NEW,
-    Ask,
-    Program,
-    look_both,
-    result_of,
-    run_side_by_side,
-)
+from oncekey.core.store import RecordTooLarge
+from oncekey.stores.move.dual_program import look_both
+from oncekey.stores.move.side_by_side import NEW, Ask, Program, result_of, run_side_by_side
 
 
 class CopyResult(enum.Enum):
@@ -30,6 +25,7 @@ class CopyResult(enum.Enum):
     THERE = "there already"
     NEWER = "newer there"
     HELD = "held in the old store only"
+    TOO_LARGE = "too large for the new store"
 
 
 def copy_record(id: bytes) -> Generator[Ask, Any, CopyResult | OncekeyError]:
@@ -46,7 +42,7 @@ def copy_record(id: bytes) -> Generator[Ask, Any, CopyResult | OncekeyError]:
             return CopyResult.THERE
     elif leading(old, new) is NEW:
         return CopyResult.NEWER
-    elif old.record.state == State.PENDING and old.now < old.record.lease_until:
+    elif _is_held(old) and not is_same_claim(old, new):
         return CopyResult.HELD
     adopted = yield Ask(NEW, Adopt(old.record, old.now))
     if isinstance(adopted, OncekeyError):
@@ -54,10 +50,17 @@ def copy_record(id: bytes) -> Generator[Ask, Any, CopyResult | OncekeyError]:
     return CopyResult.COPIED if isinstance(adopted, Done) else CopyResult.NEWER
 
 
-def copy(ids: Sequence[bytes]) -> Program[list[CopyResult]]:
-    """Copy the records of these ids, all in the same batches."""
+def _is_held(seen: Seen) -> bool:
+    record = seen.record
+    return record is not None and record.state == State.PENDING and seen.now < record.lease_until
+
+
+def copy(ids: Sequence[bytes]) -> Program[list[CopyResult | RecordTooLarge]]:
+    """Copy the records of these ids, all in the same batches. What the new store cannot hold is
+    left where it is."""
     results: dict[int, Any] = {}
     yield from run_side_by_side({i: copy_record(id) for i, id in enumerate(ids)}, results)
     for result in results.values():
-        result_of(result)
+        if not isinstance(result, RecordTooLarge):
+            result_of(result)
     return [results[i] for i in range(len(ids))]

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncekey.core.commands import Look
+from oncekey.core.commands import Look, Seen
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.move_marks import COPIED, MARK_ID, Mark, mark_of, next_mark, write_mark
 from oncekey.core.moved_records import Side
-from oncekey.stores.move.dual_program import NEW, OLD, Call, Program, result_of
+from oncekey.stores.move.side_by_side import NEW, OLD, Call, Program, result_of
 
 MARK_TRIES: Final = 20  # processes that begin at the same time stand in each other's way
 
 
-def bind(check: bytes, move: str) -> Program[None]:
+def bind(check: bytes, move: str) -> Program[Seen]:
     """Bind both stores to the same secret, and join the move that both are in; if there is none,
-    begin one that is called `move`."""
+    begin one that is called `move`. The result has no mark: the two together may be used."""
     yield from _bind_secret(check)
     before: list[Mark | None] | None = None
     for _ in range(MARK_TRIES):
@@ -29,7 +29,7 @@ def bind(check: bytes, move: str) -> Program[None]:
             before = marks  # perhaps one was written between the two reads
             continue
         if mark is None:
-            return
+            return Seen(None, now[NEW])
         result_of((yield Call(mark.side, "apply", ([write_mark(mark, now[mark.side])],))))
     raise StoreUnavailable("other processes change the marks of this move all the time")
 

@@ -11,17 +11,21 @@ the old store exclude each other there, and one that knows only the new store do
 *   A release goes to the new store first: where it stops halfway, the old store still holds the
     key, and the next claim finds out from the new one that it was released.
 *   Whoever finds that the two stores disagree adopts the record that leads (moved_records.py) into
-    the other one, and only then replies.
+    the other one, and only then replies. If that one cannot hold it (RecordTooLarge), the record
+    stays where it is, and its reply counts: the new store is not used alone before everything was
+    copied.
+*   If one of the stores takes only records up to a size, both do: an outcome that does not fit
+    there becomes the same tombstone in both, and a step goes there first.
 
-Each command has a generator of its own. `apply` lets those of a batch go on side by side: all that
-wait for the same store go to it in one batch. Failures come back as values, so that a claim that
-cannot be made in both stores leaves nothing behind. Must not know threads or asyncio.
+Each command has a generator of its own, and those of a batch go on side by side (side_by_side.py).
+Failures come back as values, so that a claim that cannot be made in both stores leaves nothing
+behind. Must not know threads or asyncio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, NamedTuple
 
 from oncekey.core.commands import (
     Adopt,
@@ -49,84 +53,50 @@ from oncekey.core.move_marks import MARK_ID
 from oncekey.core.moved_records import Side, is_same_version, latest, leading, merged_steps
 from oncekey.core.record import Record, State, Step
 from oncekey.core.state_machine import decide
+from oncekey.core.store import RecordTooLarge
+from oncekey.stores.move.side_by_side import (
+    NEW,
+    OLD,
+    Answer,
+    Ask,
+    Program,
+    Rule,
+    replies_of,
+    run_side_by_side,
+)
+from oncekey.stores.record_format import fitting
 from oncekey.stores.repeated_ids import split_by_id
 
 TRIES_MAX: Final = 3
 # What a claim is told that met the two stores in disagreement TRIES_MAX times in a row.
 RETRY_HINT_US: Final = 250_000
 
-OLD, NEW = Side.OLD, Side.NEW
-
-T = TypeVar("T")
-
-
-class Call(NamedTuple):
-    """Call this method of one of the two stores."""
-
-    side: Side
-    method: str
-    args: tuple[Any, ...] = ()
-
-
-class Ask(NamedTuple):
-    """One command for one of the two stores."""
-
-    side: Side
-    command: Command
-
-
-# A program is sent what a call returned, or the error that it raised.
-Program = Generator[Call, Any, T]
-# The generator of one command is sent the reply to each of its commands, or the error.
-Answer = Reply | OncekeyError
-Rule = Generator[Ask, Any, Answer]
-
-
 # --- a batch ---------------------------------------------------------------------------------
 
 
-def apply(commands: Sequence[Command]) -> Program[list[Reply]]:
+class RecordLimit(NamedTuple):
+    """The store that takes only records up to a size, and how many bytes; if both do, the one that
+    takes less."""
+
+    side: Side
+    most: int
+
+
+def apply(commands: Sequence[Command], limit: RecordLimit | None = None) -> Program[list[Reply]]:
     """Apply commands: those of one id one after the other, all others side by side."""
     answers: dict[int, Answer] = {}
     for group in split_by_id(commands):
-        rules = {i: RULES[type(command)](command) for i, command in group.items()}
+        rules = {i: _rule(command, limit) for i, command in group.items()}
         yield from run_side_by_side(rules, answers)
-    return _replies([answers[i] for i in range(len(commands))])
+    return replies_of([answers[i] for i in range(len(commands))])
 
 
-def run_side_by_side(
-    rules: Mapping[int, Generator[Ask, Any, Any]], answers: dict[int, Any]
-) -> Program[None]:
-    """Run the generators, a batch for one store and then a batch for the other."""
-    waiting: dict[int, Ask] = {}
-    for i, rule in rules.items():
-        waiting[i] = next(rule)
-    side = OLD
-    while waiting:
-        sent = {i: ask.command for i, ask in waiting.items() if ask.side is side}
-        if sent:
-            results = yield Call(side, "apply", (list(sent.values()),))
-            if isinstance(results, OncekeyError):
-                results = [results] * len(sent)
-            for i, result in zip(sent, results, strict=True):
-                try:
-                    waiting[i] = rules[i].send(result)
-                except StopIteration as end:
-                    del waiting[i]
-                    answers[i] = end.value
-        side = side.other
-
-
-def _replies(answers: list[Answer]) -> list[Reply]:
-    """The replies of a batch. An error that is all commands' is raised, and so is one that says
-    that a command is wrong: whoever sent the batch sends its commands one by one then."""
-    for answer in answers:
-        if isinstance(answer, OncekeyError) and not isinstance(answer, StoreUnavailable):
-            raise answer
-    failures = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
-    if failures and len(failures) == len(answers):
-        raise next((one for one in failures if one.ambiguous), failures[0])
-    return answers  # type: ignore[return-value]
+def _rule(command: Command, limit: RecordLimit | None) -> Rule:
+    if limit is not None and isinstance(command, Finish):
+        return _finish_within(command, limit)
+    if limit is not None and isinstance(command, SaveStep):
+        return in_both(command, first=limit.side)
+    return RULES[type(command)](command)
 
 
 # --- claims ----------------------------------------------------------------------------------
@@ -186,6 +156,9 @@ def _share_steps(command: Claim, first: Claimed, second: Claimed) -> Rule:
         for step in _missing(steps, claimed.steps):
             save = SaveStep(id, owner, fence, step.name, step.done, step.body)
             saved = yield Ask(side, save)
+            if isinstance(saved, RecordTooLarge):  # nobody runs it
+                yield Ask(NEW, Release(id, owner, fence))
+                yield Ask(OLD, Release(id, owner, fence))
             if not isinstance(saved, Done):
                 return Busy(RETRY_HINT_US) if isinstance(saved, Lost) else saved
     attempt = max(first.attempt, second.attempt)
@@ -217,13 +190,16 @@ def _compare_refusal(command: Claim, first: Reply) -> Generator[Ask, Any, Answer
     if side is None:
         return None
     adopted = yield from _adopt(side, old, new)
-    if isinstance(adopted, OncekeyError):
+    is_unfit = isinstance(adopted, RecordTooLarge)
+    if isinstance(adopted, OncekeyError) and not is_unfit:
         return adopted
     leader = old if side is OLD else new
     reply, write, _ = decide(leader.record, command, leader.now)
     is_shared = isinstance(adopted, Done)
-    if write is None and (side is NEW or is_shared):
+    if write is None and (side is NEW or is_shared or is_unfit):
         return reply
+    if is_unfit:
+        return adopted
     # The key can be claimed, in both stores, if both know that; or the new one has changed.
     return None if is_shared or side is OLD else first
 
@@ -275,6 +251,14 @@ def finish(command: Finish) -> Rule:
     return (yield from _adopt(OLD, old, new))
 
 
+def _finish_within(command: Finish, limit: RecordLimit) -> Rule:
+    """Store an outcome as the store of the limit takes it, together with the steps."""
+    seen = yield Ask(limit.side, Look(command.id))
+    if isinstance(seen, OncekeyError):
+        return seen
+    return (yield from finish(fitting(command, seen.record, limit.most)))
+
+
 def _report_late(command: Finish) -> Rule:
     """The old store has refused an outcome. If the key was decided, the new store learns too that
     its owner came late; otherwise it must not get the outcome, which would seem to count there."""
@@ -286,9 +270,9 @@ def _report_late(command: Finish) -> Rule:
     return Lost()
 
 
-def in_both(command: Renew | SaveStep | Adopt | RaiseFence) -> Rule:
-    """Apply a command in the old store, and then in the new one, as long as both accept it."""
-    for side in (OLD, NEW):
+def in_both(command: Renew | SaveStep | Adopt | RaiseFence, first: Side = OLD) -> Rule:
+    """Apply a command in one store, and then in the other one, as long as both accept it."""
+    for side in (first, first.other):
         reply = yield Ask(side, command)
         if not isinstance(reply, Done):
             return reply  # type: ignore[no-any-return]
@@ -360,6 +344,8 @@ def _look_at_equals(id: bytes) -> Generator[Ask, Any, tuple[Any, Any]]:
     if side is None or is_same_version(old, new):
         return old, new
     adopted = yield from _adopt(side, old, new)
+    if isinstance(adopted, RecordTooLarge):
+        return old, new
     if isinstance(adopted, OncekeyError):
         return adopted, adopted
     return (yield from look_both(id))
@@ -382,10 +368,3 @@ RULES: Final[dict[type[Any], Callable[[Any], Rule]]] = {
     Adopt: in_both,
     RaiseFence: in_both,
 }
-
-
-def result_of(result: Any) -> Any:
-    """The result of a call; if it is an error, that is raised."""
-    if isinstance(result, OncekeyError):
-        raise result
-    return result

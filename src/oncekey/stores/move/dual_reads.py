@@ -13,7 +13,7 @@ from oncekey.core.moved_records import latest
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query, page_of
 from oncekey.core.store import Unfinished
-from oncekey.stores.move.dual_program import NEW, OLD, Call, Program, result_of
+from oncekey.stores.move.side_by_side import NEW, OLD, Call, Program, result_of
 
 _CLOCKS = (ClockClass.HOST, ClockClass.SERVER, ClockClass.SERVER_LEASE)  # from weak to strong
 

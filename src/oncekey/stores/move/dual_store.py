@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from oncekey.core.commands import Command, Reply
+from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
@@ -20,12 +20,15 @@ from oncekey.core.store import (
     AsyncCallerTransaction,
     AsyncStore,
     CallerTransaction,
+    RecordTooLarge,
     Store,
+    StoreLimits,
     Unfinished,
 )
 from oncekey.stores.move import copy_rule, dual_marks, dual_program, dual_reads
 from oncekey.stores.move.copy_rule import CopyResult
-from oncekey.stores.move.dual_program import Program
+from oncekey.stores.move.dual_program import RecordLimit
+from oncekey.stores.move.side_by_side import NEW, OLD, Program
 
 T = TypeVar("T")
 
@@ -36,7 +39,8 @@ _NO_TRANSACTION = (
 
 
 class _Base:
-    """What the sync and the async store share. `old` and `new` are the two stores."""
+    """What the sync and the async store share. `old` and `new` are the two stores; the limits are
+    the stricter ones of both, so that nothing is accepted that one of them cannot hold."""
 
     def __init__(self, old: Any, new: Any) -> None:
         if old is new:
@@ -44,6 +48,17 @@ class _Base:
         self.old = old
         self.new = new
         self._guarantees: tuple[Any, Any, Guarantee] | None = None
+        limits = [StoreLimits.of(store) for store in (old, new)]
+        both = limits[OLD].stricter(limits[NEW])
+        self.outcome_max = both.outcome_max
+        self.record_max = both.record_max
+        self.lease_min = both.lease_min
+        self.terms_max = both.terms_max
+        self.sweep_lag = both.sweep_lag
+        self._limit: RecordLimit | None = None
+        if both.record_max:
+            side = OLD if limits[OLD].record_max == both.record_max else NEW
+            self._limit = RecordLimit(side, both.record_max)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -66,11 +81,6 @@ class _Base:
     def max_in_flight(self) -> int:
         return int(min(self.old.max_in_flight, self.new.max_in_flight))
 
-    @property
-    def sweep_lag(self) -> int:
-        """How late garbage may be removed."""
-        return int(max(getattr(store, "sweep_lag", 0) for store in (self.old, self.new)))
-
     def reopen(self) -> None:
         """Make a closed store usable again."""
         for store in (self.old, self.new):
@@ -87,12 +97,12 @@ class DualStore(_Base):
         super().__init__(old, new)
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return self._run(dual_program.apply(commands))
+        return self._run(dual_program.apply(commands, self._limit))
 
-    def bind(self, check: bytes, /) -> None:
+    def bind(self, check: bytes, /) -> Seen:
         """Bind both, and begin or join the move; raises ConfigurationError if one of them takes
         part in another one."""
-        self._run(dual_marks.bind(check, secrets.token_hex(8)))
+        return self._run(dual_marks.bind(check, secrets.token_hex(8)))
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return self._run(dual_reads.sweep(limit))
@@ -116,8 +126,9 @@ class DualStore(_Base):
     def join(self, connection: Any, /) -> CallerTransaction:
         raise ConfigurationError(_NO_TRANSACTION)
 
-    def copy(self, ids: Sequence[bytes], /) -> list[CopyResult]:
-        """Give the new store what the old one has of these keys."""
+    def copy(self, ids: Sequence[bytes], /) -> list[CopyResult | RecordTooLarge]:
+        """Give the new store what the old one has of these keys. What it cannot hold stays in the
+        old one, and the result says so."""
         return self._run(copy_rule.copy(ids))
 
     def finish_copy(self) -> None:
@@ -157,10 +168,10 @@ class AsyncDualStore(_Base):
         super().__init__(old, new)
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
-        return await self._run(dual_program.apply(commands))
+        return await self._run(dual_program.apply(commands, self._limit))
 
-    async def bind(self, check: bytes, /) -> None:
-        await self._run(dual_marks.bind(check, secrets.token_hex(8)))
+    async def bind(self, check: bytes, /) -> Seen:
+        return await self._run(dual_marks.bind(check, secrets.token_hex(8)))
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
         return await self._run(dual_reads.sweep(limit))

@@ -194,7 +194,7 @@ class AsyncPostgresStore(PostgresBase):
                 await self._confirm_outcomes(replies)
                 return replies
 
-    async def bind(self, check: bytes, /) -> Seen | None:
+    async def bind(self, check: bytes, /) -> Seen:
         mark = await self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
             self._update_guarantee(await self._run(standby_program.read_server))

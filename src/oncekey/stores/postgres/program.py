@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from oncekey.core.commands import (
+    CLAIMS,
+    Adopt,
     Busy,
     Claim,
     ClaimAlso,
@@ -63,9 +65,6 @@ _CHECK: Final = "secret-check"
 _ELECTED: Final = "sweeper"
 _DONE: Final = Done()
 _LOST: Final = Lost()
-
-T = TypeVar("T")
-
 
 TestClock = Callable[[], int]
 
@@ -139,13 +138,14 @@ class Program:
         """Apply commands of distinct ids."""
         claims = sorted([(c.id, i) for i, c in commands.items() if type(c) is Claim])
         finishes = sorted([(c.id, i) for i, c in commands.items() if type(c) is Finish])
+        left = commands
         if claims or finishes:
             send = self._send_portable if self._portable else self._send
             left = yield from send(
                 commands, [i for _, i in claims], [i for _, i in finishes], replies, end, earlier
             )
-        else:
-            left = commands
+        if left:
+            yield from self._check_moved(left)
         for number in range(TRIES_MAX):
             if not left:
                 return
@@ -155,7 +155,7 @@ class Program:
         for i, command in left.items():
             # A caller's transaction is writing this row and holds the key. Such a transaction
             # writes only keys that are free or whose lease has ended.
-            is_claim = isinstance(command, (Claim, ClaimAlso))
+            is_claim = isinstance(command, CLAIMS)
             replies[i] = Busy(TRANSACTION_HINT_US) if is_claim else _LOST
 
     # --- phase 1: claims and finishes in one statement ----------------------------------------
@@ -240,12 +240,11 @@ class Program:
         """What `_send` does, in plain statements without functions or advisory locks."""
         by_id = {commands[i].id: i for i in (*claims, *finishes)}
         if claims:
+            yield from self._read_settings()
             sent: list[Any] = [commands[i] for i in claims]
             rows = yield Statement("insert_fresh", (self.now(), *claim_columns(sent)))
             for row in rows:
                 replies[by_id[row[0]]] = Claimed(row[1], 1, ())
-            if self.watch.is_due():
-                self.watch.notify((yield Statement("settings"))[0][0])
         if finishes:
             ended: list[Any] = [commands[i] for i in finishes]
             rows = yield Statement("finish_held", (self.now(), *finish_columns(ended)))
@@ -266,6 +265,19 @@ class Program:
                 )
 
     # --- phase 2: read, decide, compare-and-set -----------------------------------------------
+
+    def _check_moved(self, left: Positioned) -> Statements[None]:
+        """What phase 1 has done for claims, for what comes from another store."""
+        moved = [c for c in left.values() if isinstance(c, (Adopt, ClaimAlso))]
+        if moved:
+            if self.is_ring:
+                self.check_terms([c.claim for c in moved if isinstance(c, ClaimAlso)])
+            yield from self._read_settings()
+
+    def _read_settings(self) -> Statements[None]:
+        """Read the server's settings, if that is due."""
+        if self.watch.is_due():
+            self.watch.notify((yield Statement("settings"))[0][0])
 
     def _compare_and_set(
         self, left: Positioned, replies: list[Reply | None], earlier: EarlierReplies

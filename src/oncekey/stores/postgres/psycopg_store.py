@@ -186,7 +186,7 @@ class PostgresStore(PostgresBase):
                 self._confirm_outcomes(replies)
                 return replies
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         mark = self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
             self._update_guarantee(self._run(standby_program.read_server))

@@ -82,7 +82,7 @@ class PostgresBase:
         self._ready = True
 
     def _on_settings(self, settings: str) -> None:
-        """A claim's reply has brought the server's current settings."""
+        """A claim's reply has brought the server's current settings, or they were read for it."""
         self._update_guarantee(durability.parse_settings(settings))
 
     def _update_guarantee(self, server: durability.Server) -> None:

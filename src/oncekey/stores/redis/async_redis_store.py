@@ -57,7 +57,7 @@ class AsyncRedisStore(RedisBase):
         replies = await self._run(lambda: self._program.apply(others, end), end) if others else []
         return self._merge_refused(commands, replies)
 
-    async def bind(self, check: bytes, /) -> Seen | None:
+    async def bind(self, check: bytes, /) -> Seen:
         mark = await self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
             await self._run(self._settings_calls)

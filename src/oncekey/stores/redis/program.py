@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from oncekey.core.commands import (
+    CLAIMS,
+    PUTTING,
     Busy,
     Claim,
-    ClaimAlso,
     Claimed,
     Command,
     Finish,
@@ -58,6 +59,9 @@ TRIES_MAX: Final = 20
 CONTENTION_HINT_US: Final = 100_000
 
 _ENDS: Final = (State.SUCCEEDED, State.FAILED)
+
+# The position of a command, the version that was read, the record to write and the one to archive.
+Change = tuple[int, Stored | None, Record, Record | None]
 
 
 class Program:
@@ -116,7 +120,7 @@ class Program:
         for i in left:
             replies[i] = (
                 Busy(CONTENTION_HINT_US)
-                if isinstance(commands[i], (Claim, ClaimAlso))
+                if isinstance(commands[i], CLAIMS)
                 else StoreUnavailable("the key was changed by others with every try")
             )
 
@@ -138,7 +142,8 @@ class Program:
             *self._look_parts(others, commands),
         ]
         calls = [part.call for part in parts]
-        reads_settings = bool(claims) and self.watch.is_due()
+        puts = bool(claims) or any(isinstance(commands[i], PUTTING) for i in others)
+        reads_settings = puts and self.watch.is_due()
         if reads_settings:
             calls += settings_calls(self.calls)
         since = self.server_clock.send_time()
@@ -239,7 +244,8 @@ class Program:
         end: float | None,
     ) -> Calls[dict[int, Found]]:
         """Decide and write once. Returns the commands whose records have changed meanwhile."""
-        changes: list[tuple[int, Stored | None, Record, Record | None]] = []
+        changes: list[Change] = []
+        additions: list[Change] = []  # what needs more memory
         decided: dict[int, Reply] = {}
         gone: Positioned = {}
         past: dict[int, Record] = {}  # that another store has archived
@@ -256,12 +262,16 @@ class Program:
                     past[i] = archive
             else:
                 decided[i] = reply
-                changes.append((i, stored, write, archive))
+                is_there = record is not None and not is_expired(record, now)
+                # The mark of a move is always taken: keys must be able to leave a full server.
+                is_there = is_there or command.id == MARK_ID
+                is_new = isinstance(command, PUTTING) and not is_there
+                (additions if is_new else changes).append((i, stored, write, archive))
         again: dict[int, Found] = {}
         if past:
             yield from self._archive(past, replies)
-        if changes:
-            again = yield from self._replace(commands, changes, decided, replies)
+        if changes or additions:
+            again = yield from self._replace(commands, changes, additions, decided, replies)
         if gone:
             again.update((yield from self._send(gone, replies, end)))
         return again
@@ -279,18 +289,17 @@ class Program:
     def _replace(
         self,
         commands: Positioned,
-        changes: list[tuple[int, Stored | None, Record, Record | None]],
+        changes: list[Change],
+        additions: list[Change],
         decided: dict[int, Reply],
         replies: list[Any],
     ) -> Calls[dict[int, Found]]:
-        args = [replace_arguments(*change[1:]) for change in changes]
-        sent = [commands[change[0]] for change in changes]
-        parts = list(
-            placed(
-                [change[0] for change in changes],
-                self.calls.for_records("replace", _ids(sent), args),
-            )
-        )
+        parts: list[Part] = []
+        for script, those in (("replace", changes), ("add", additions)):
+            args = [replace_arguments(*change[1:]) for change in those]
+            positions = [change[0] for change in those]
+            sent = _ids([commands[i] for i in positions])
+            parts += placed(positions, self.calls.for_records(script, sent, args))
         answers = yield [part.call for part in parts]
         again: dict[int, Found] = {}
         for part, answer in zip(parts, answers, strict=True):

@@ -59,7 +59,7 @@ class RedisStore(RedisBase):
         replies = self._run(lambda: self._program.apply(others, end), end) if others else []
         return self._merge_refused(commands, replies)
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         mark = self._run(lambda: self._program.bind(check))
         if self._program.watch.is_due():
             self._run(self._settings_calls)

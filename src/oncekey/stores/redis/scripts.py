@@ -12,8 +12,8 @@ from importlib import resources
 from typing import Final, NamedTuple
 
 NAMES: Final = (
-    "claim", "finish", "renew", "look", "replace", "sweep", "sweep_history", "range", "heads",
-    "tags", "measure", "history", "archive", "elect", "bind",
+    "claim", "finish", "renew", "look", "replace", "add", "sweep", "sweep_history", "range",
+    "heads", "tags", "measure", "history", "archive", "elect", "bind",
     "probe", "sightings", "remember", "forget", "touch",
 )  # fmt: skip
 # These change nothing, so that a call without a reply has had no effect.
@@ -22,6 +22,8 @@ READS: Final = frozenset(
 )
 # These remove garbage, so they have the functions for it.
 COLLECTORS: Final = frozenset(("claim", "sweep"))
+# These have the text of another one, and are refused where the server's memory is full.
+WITHIN_MEMORY: Final = {"add": "replace"}
 # The indexes that a script uses beside records, with which it must be on one node.
 INDEXES: Final = {
     "claim": ("claims", "open", "due", "floor"),
@@ -29,11 +31,12 @@ INDEXES: Final = {
     "look": ("claims", "floor"),
     "archive": ("past",),
     "replace": ("claims", "open", "due", "past"),
+    "add": ("claims", "open", "due", "past"),
     "sweep": ("claims", "open", "due", "floor"),
     "sweep_history": ("past",),
 }
 # These may move a version of a record to its key's archive.
-ARCHIVES: Final = frozenset(("replace", "archive"))
+ARCHIVES: Final = frozenset(("replace", "add", "archive"))
 
 
 class Script(NamedTuple):
@@ -51,7 +54,10 @@ def scripts() -> dict[str, Script]:
     garbage = (folder / "garbage.lua").read_text(encoding="utf-8")
     found = {}
     for name in NAMES:
-        first, rest = (folder / f"{name}.lua").read_text(encoding="utf-8").split("\n", 1)
+        file = folder / f"{WITHIN_MEMORY.get(name, name)}.lua"
+        first, rest = file.read_text(encoding="utf-8").split("\n", 1)
+        if name in WITHIN_MEMORY:
+            first = "#!lua"
         shared = common + garbage if name in COLLECTORS else common
         text = f"{first}\n{shared}{rest}".encode()
         # The server names scripts by SHA-1; nothing secret depends on it.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.commands import Claim, Command
+from oncekey.core.commands import PUTTING, Command
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.redis import durability, errors
@@ -183,17 +183,17 @@ class RedisBase:
 
     def _is_refused(self, commands: Sequence[Command]) -> bool:
         """True if these commands must wait for another reading of the settings."""
-        return bool(self._refusal) and any(isinstance(command, Claim) for command in commands)
+        return bool(self._refusal) and any(isinstance(command, PUTTING) for command in commands)
 
     def _without_claims(self, commands: Sequence[Command]) -> list[Command]:
         """The commands that are sent though claims are refused: what ends or renews a claim."""
-        return [command for command in commands if not isinstance(command, Claim)]
+        return [command for command in commands if not isinstance(command, PUTTING)]
 
     def _merge_refused(self, commands: Sequence[Command], replies: list[Any]) -> list[Any]:
         """The replies to all commands; to refused claims it is an error of their own (S2)."""
         given = iter(replies)
         error = StoreUnavailable(self._refusal, ambiguous=False)
-        merged = [error if isinstance(c, Claim) else next(given) for c in commands]
+        merged = [error if isinstance(c, PUTTING) else next(given) for c in commands]
         if all(reply is error for reply in merged):
             raise error
         return merged

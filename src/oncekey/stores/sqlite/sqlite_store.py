@@ -128,7 +128,7 @@ class SQLiteStore(_Base):
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._database.run(self._program.apply(commands))
 
-    def bind(self, check: bytes, /) -> Seen | None:
+    def bind(self, check: bytes, /) -> Seen:
         return self._database.run(self._program.bind(check))
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:
@@ -211,7 +211,7 @@ class AsyncSQLiteStore(_Base):
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return await self._run(self._program.apply(commands))
 
-    async def bind(self, check: bytes, /) -> Seen | None:
+    async def bind(self, check: bytes, /) -> Seen:
         return await self._run(self._program.bind(check))
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT, /) -> int:

@@ -19,8 +19,12 @@ from oncekey.core.commands import (
     Lost,
     RaiseFence,
     Replay,
+    Seen,
     Unknown,
 )
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.move_marks import ASKED, COPIED, MOVING, Mark, check_alone, mark_of, write_mark
+from oncekey.core.moved_records import Side
 from oncekey.core.record import Record, State, Step
 from oncekey.testing.contract.store_case import (
     ABSENT,
@@ -248,3 +252,37 @@ class AdoptedRecords:
         held.fence = to
         case.expect(Done, held.finish())
         assert case.send(raise_it) == Lost()
+
+    def test_s8_bind_returns_the_mark_of_a_move_at_every_stage(self, case: StoreCase) -> None:
+        """Otherwise a store that is being filled, or that was left, would be used alone."""
+        stages = [
+            (Side.OLD, ASKED, None),
+            (Side.OLD, MOVING, None),
+            (Side.OLD, COPIED, "open the new store"),
+            (Side.NEW, MOVING, "still being filled"),
+            (Side.NEW, COPIED, None),
+        ]
+        case.store.bind(b"check")
+        for fence, (side, stage, refusal) in enumerate(stages, start=1):
+            mark = Mark("a move", side, stage, fence)
+            case.expect(Done, write_mark(mark, case.now()))
+            seen = case.store.bind(b"check")
+            assert isinstance(seen, Seen), "bind must return what is stored under MARK_ID (S8)"
+            assert (mark_of(seen), seen.now) == (mark, case.now())
+            if refusal is None:
+                check_alone(seen)
+            else:
+                with pytest.raises(ConfigurationError, match=refusal):
+                    check_alone(seen)
+
+    def test_s8_the_mark_of_a_move_is_not_swept(self, case: StoreCase) -> None:
+        """It must be there for whoever opens the store years later."""
+        mark = Mark("a move", Side.OLD, COPIED, 1)
+        case.expect(Done, write_mark(mark, case.now()))
+        held = case.key_in(SUCCEEDED)
+        for _ in range(10):  # more than a day: a part of a store that is filled again is emptied
+            case.wait(3 * KEEP)
+            while case.store.sweep():
+                pass
+        assert case.seen(held.id).record is None
+        assert mark_of(case.store.bind(b"check")) == mark

@@ -28,7 +28,7 @@ from oncekey.core.commands import (
     Unknown,
 )
 from oncekey.core.record import Record, State
-from oncekey.core.store import AsyncStore, Store
+from oncekey.core.store import AsyncStore, Store, StoreLimits
 from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.sync_facade import LoopThread, SyncStore, is_async
 
@@ -83,6 +83,7 @@ class StoreCase:
     ) -> None:
         self.store = store
         self.clock = clock
+        self.limits = StoreLimits.of(store)
         self._pass_time = pass_time
 
     def now(self) -> int:
@@ -95,7 +96,7 @@ class StoreCase:
 
     def wait_for_sweeper(self) -> None:
         """Lets the time pass by which this store may remove garbage late (`sweep_lag`)."""
-        self.wait(getattr(self.store, "sweep_lag", 0))
+        self.wait(self.limits.sweep_lag)
 
     def send(self, command: Command) -> Reply:
         """Sends one command and returns its reply."""

@@ -1,4 +1,4 @@
-#!lua flags=allow-oom
+#!lua
 -- Archives past generations that come from another store.
 --
 -- ARGV[3...]  per key two: the record; until when it is archived

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Writes records anew, each only if it is still the version that its writer has read.
+-- Writes records anew, each only if it is still the version that its writer has read. For records
+-- that need more memory the same text is the script `add`, without the flag (scripts.py).
 --
 -- ARGV[3...]  per key six: 12 bytes fence and revision that were read, empty if there was no record;
 --             the record; when a sweeper
