@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from queue import Queue
 from typing import Any
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 
 
 class Running:

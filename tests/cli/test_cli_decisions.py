@@ -22,7 +22,7 @@ from oncekey.core.record import State
 
 SAID = ("--by", "ana", "--why", "INC-7: found at the provider")
 SURE = (*SAID, "--yes")
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 
 Interrupt = Callable[[Callable[[], Any]], None]
 

@@ -25,7 +25,7 @@ from oncekey.cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, Ran
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 
 ANSWERS = {
     "lost-answer": ["answer lost", "replayed", "replayed"],

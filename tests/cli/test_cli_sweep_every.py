@@ -16,7 +16,7 @@ from tests.support.servers import Postgres, require
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.stores.postgres import migrate
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 
 
 @pytest.fixture

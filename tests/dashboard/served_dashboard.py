@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 
 TOKEN = "a-token-for-the-tests-of-the-dashboard"
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 
 
 class _Server(uvicorn.Server):

@@ -16,7 +16,7 @@ import pytest
 
 from oncekey.demo.provider.ledger import ProviderLedger
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 
 
 @dataclass(frozen=True)

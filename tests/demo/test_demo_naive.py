@@ -21,7 +21,7 @@ from oncekey.http.exchange import UNPROTECTED
 if TYPE_CHECKING:
     from tests.demo.conftest import Api, Running
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 
 
 def charge(api: Api, key: str | None, **wanted: Any) -> httpx.Response:

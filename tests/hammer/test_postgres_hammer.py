@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import pytest
 from tests.hammer.hammer_runs import LONG, ROUNDS_SECONDS_MAX, SHORT, caught_at, run_safely
 from tests.support.hammer import HammerPlan
+from tests.support.hammer.hammer_run import make_tables
 from tests.support.hammer.saboteurs import CAUGHT_AT
 from tests.support.postgres_stores import DATABASE, pooler, server
 from tests.support.servers import Postgres, Proxy, ServerFailed, require
@@ -128,8 +129,10 @@ def test_i9_the_hammer_finds_no_violation_if_replies_are_lost(
     hammered: Postgres, is_long: bool, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server applied the command, and the connection broke before the reply."""
+    schema = fresh(hammered, "lossy")
+    make_tables(HammerPlan(url_of(hammered.url(DATABASE), schema)))  # which takes many replies
     with require(lambda: Proxy(hammered.port)) as proxy, losing_replies(proxy):
-        url = url_of(hammered.url(DATABASE, port=proxy.port), fresh(hammered, "lossy"))
+        url = url_of(hammered.url(DATABASE, port=proxy.port), schema)
         plan = plan_of(url, seed, processes=8, rounds=30)
         if is_long:
             plan = HammerPlan(url, seconds=30, processes=16, keys=400, seed=seed)

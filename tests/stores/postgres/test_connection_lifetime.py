@@ -66,9 +66,8 @@ def sessions(postgres: Postgres, name: str = "oncekey") -> int:
 
 
 def test_close_lets_a_running_call_finish(adapters: StoreAdapters, postgres: Postgres) -> None:
-    store = adapters.store(
-        postgres.url(), pool_size=1, lock_timeout="60s", statement_timeout="60s", pool_timeout="60s"
-    )
+    names = ("lock_timeout", "statement_timeout", "pool_timeout", "call_timeout")
+    store = adapters.store(postgres.url(), pool_size=1, **dict.fromkeys(names, "240s"))
     store.prepare()
     with locked(postgres, f"{SCHEMA}.records"):
         running = adapters.start(store.apply, [make_claim("k")])

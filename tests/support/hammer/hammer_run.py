@@ -33,7 +33,7 @@ from oncekey.engine.store_urls import blocking_store
 
 SWEEP_PAUSE_SECONDS = 0.02
 SWEEP_LIMIT = 50
-STORE_TRIES = 20
+STORE_TRIES = 200
 OVER = "over"  # the file that tells the sweeper that all workers have ended
 
 
@@ -86,7 +86,7 @@ def run_here(plan: HammerPlan) -> HammerReport:
     with tempfile.TemporaryDirectory(prefix="oncekey-hammer-") as name:
         logs = Path(name)
         import_driver(plan.store)
-        _run_in_child(lambda: _make_tables(plan))
+        _run_in_child(lambda: make_tables(plan))
         end = time.monotonic() + plan.seconds
         living: dict[int, int] = {}
         started = 0
@@ -128,7 +128,7 @@ def _open(plan: HammerPlan) -> Store:
     return SABOTEURS[plan.sabotage](store) if plan.sabotage else store
 
 
-def _make_tables(plan: HammerPlan) -> None:
+def make_tables(plan: HammerPlan) -> None:
     """Create the tables before the workers start; the connection may fail."""
     store = _open(plan)
     for left in reversed(range(STORE_TRIES)):
