@@ -7,6 +7,7 @@ and the COMMIT fails until `open_account` was called.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,28 @@ class Shop:
 
 def _check_foreign_keys(connection: Any, record: Any) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
+
+
+def sync_session(shop: Shop) -> Callable[[], Iterator[Session]]:
+    """A dependency of FastAPI that commits after its `yield`."""
+
+    def get_session() -> Iterator[Session]:
+        with shop.make_session() as session:
+            yield session
+            session.commit()
+
+    return get_session
+
+
+def async_session(shop: Shop) -> Callable[[], AsyncIterator[Session]]:
+    """The same, async."""
+
+    async def get_session() -> AsyncIterator[Session]:
+        with shop.make_session() as session:
+            yield session
+            session.commit()
+
+    return get_session
 
 
 def post(app: Any, key: str = "k", path: str = "/orders") -> httpx.Response:

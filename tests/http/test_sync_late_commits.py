@@ -66,7 +66,11 @@ def commit_in(app: Flask, place: str) -> Callable[[], None]:
     elif place == "teardown_appcontext":
         app.teardown_appcontext(commit_or_roll_back)
     else:
-        return lambda: after_this_request(commit) and None
+
+        def begin() -> None:
+            after_this_request(commit)
+
+        return begin
     return lambda: None
 
 
