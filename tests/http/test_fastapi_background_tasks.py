@@ -194,3 +194,23 @@ def test_a_response_too_long_to_be_held_is_refused_if_a_commit_follows_it(
         assert (first.status_code, len(first.content), shop.orders()) == (201, 30, 1)
     else:
         assert (first.status_code, shop.orders()) == (500, 0)
+
+
+@pytest.mark.parametrize("how", GUARDS)
+def test_an_app_that_waits_for_the_clients_end_before_its_commit_does_not_wait_for_itself(
+    shop: Shop, how: str
+) -> None:
+    shop.open_account()
+    guarded = GuardedApp(how)
+    depends: Any = Depends(async_session(shop))
+
+    @guarded.post
+    async def place(request: Request, tasks: BackgroundTasks, session: Session = depends) -> str:
+        shop.write_order(session)
+        await request.body()
+        tasks.add_task(request.receive)
+        return "placed"
+
+    assert post(guarded.app).status_code == 201
+    assert is_replay(post(guarded.app))
+    assert shop.orders() == 1

@@ -27,7 +27,7 @@ from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
 from oncekey.http.late_work import (
     LateExitsError,
     has_late_exits,
-    observer,
+    observe_background_tasks,
     waiting_above,
     waiting_in,
 )
@@ -150,7 +150,7 @@ class AttemptRun(BufferedRun):
         scope = WatchedScope(self._scope)
         scope.update({"extensions": {}, UNSTORED: self.unstored, ATTEMPT: attempt})
         self._app_scope = scope
-        observer.set(self)
+        observe_background_tasks(self)
         try:
             call = self._call = self._guard.app(scope, self.receive, self.send)
             await call

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple, Protocol
+from weakref import ref
 
 # Where FastAPI puts the exits of the dependencies that end after the response, from 0.118 on.
 _EXITS: Final = "fastapi_inner_astack"
@@ -143,9 +144,17 @@ class BackgroundObserver(Protocol):
         """A background task is about to begin; `waiting` is the frame that waits for it."""
 
 
-# The run that this code belongs to, also in tasks that the app has started.
-observer: Final[ContextVar[BackgroundObserver | None]] = ContextVar("oncekey_run", default=None)
+# The run that this code belongs to, also in tasks that the app has started. Weak, because a task
+# that never ends would keep the request's body in memory.
+_observer: Final[ContextVar[ref[BackgroundObserver] | None]] = ContextVar(
+    "oncekey_run", default=None
+)
 _watched: Final[set[type]] = set()
+
+
+def observe_background_tasks(run: BackgroundObserver) -> None:
+    """Have this run observe the background tasks that begin in this context."""
+    _observer.set(ref(run))
 
 
 def watch_background_tasks() -> None:
@@ -163,7 +172,8 @@ def _watch(kind: Any) -> None:
 
     @functools.wraps(begin)
     async def observed(self: Any) -> None:
-        run = observer.get()
+        found = _observer.get()
+        run = found() if found is not None else None
         if run is not None:
             await run.before_background(sys._getframe(1))
         await begin(self)

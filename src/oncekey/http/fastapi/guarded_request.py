@@ -314,7 +314,7 @@ class RouteRequest:
             return message
         if not reader.is_given:
             return reader.next_part()
-        if self._state is _RUNNING:
+        if self._state is _RUNNING and not self._run.waits_for_end:
             # At a disconnect a streamed response is cut short, so not before all is over.
             await self._over.wait()
         await self._run.buffer.wait_complete()
