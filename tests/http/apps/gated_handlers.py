@@ -126,8 +126,8 @@ RULES = [
 
 
 class WithoutLifespan:
-    """An app that raises for unknown scope types, as ASGI demands. No coroutine of its own waits for
-    the app, so that nothing of its own can follow a background task."""
+    """An app that raises for unknown scope types, as ASGI demands. No coroutine of its own waits
+    for the app, so that nothing of its own can follow a background task."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
