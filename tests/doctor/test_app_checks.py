@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import BackgroundTasks, Depends, FastAPI
 from flask import Flask
 from flask import request as flask_request
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -304,3 +305,78 @@ def test_a_handler_mentions_an_attempt_by_name_or_in_a_function_of_its_own() -> 
     assert mentions_attempt(lambda attempt: None) is True
     assert mentions_attempt(handler) is False
     assert mentions_attempt(len) is None
+
+
+# --- commits --------------------------------------------------------------------------------------
+
+
+class CommittingMiddleware:
+    """Commits a session when the app that it wraps has answered."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+        await scope["session"].commit()
+
+
+@pytest.mark.parametrize("is_dispatch", [False, True])
+def test_doctor_names_a_middleware_outside_of_the_guard_that_commits(
+    engine: Any, check: Check, is_dispatch: bool
+) -> None:
+    async def in_transaction(request: Request, call_next: Any) -> Any:
+        with request.state.session.begin():
+            return await call_next(request)
+
+    app = shop(engine())
+    if is_dispatch:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=in_transaction)
+    else:
+        app.add_middleware(CommittingMiddleware)
+    warned = by_check(check(app))["app.late-commits"]
+    assert warned.severity is Severity.WARNING
+    assert ("in_transaction" if is_dispatch else "CommittingMiddleware") in warned.what
+
+
+def test_doctor_names_any_committing_middleware_around_guarded_routes(
+    engine: Any, check: Check
+) -> None:
+    app = FastAPI()
+    app.add_middleware(CommittingMiddleware)
+    idempotency = Idempotency(engine(), caller=Depends(lambda request: request.state.account))
+    idempotency.attach(app)
+
+    @app.post("/charges")
+    @idempotency.guard()
+    async def charge() -> None: ...
+
+    assert by_check(check(app))["app.late-commits"].severity is Severity.WARNING
+
+
+def test_a_committing_middleware_inside_of_ours_is_good(engine: Any, check: Check) -> None:
+    app = Starlette(routes=[Route("/charges", handler, methods=["POST"])])
+    app.add_middleware(CommittingMiddleware)
+    app.add_middleware(IdempotencyMiddleware, once=engine(), caller=account)
+    assert by_check(check(app))["app.late-commits"].severity is Severity.OK
+
+
+@pytest.mark.parametrize("scope", ["request", "function"])
+def test_doctor_tells_which_responses_wait_for_background_tasks(
+    engine: Any, check: Check, scope: Any
+) -> None:
+    def session() -> Iterator[None]:
+        yield
+
+    app = FastAPI()
+    idempotency = Idempotency(engine(), caller=Depends(lambda request: request.state.account))
+    idempotency.attach(app)
+    depends: Any = Depends(session, scope=scope)
+
+    @app.post("/charges")
+    @idempotency.guard()
+    async def charge(tasks: BackgroundTasks, db: Any = depends) -> None: ...
+
+    found = by_check(check(app))["app.late-commits"]
+    assert found.severity is (Severity.INFO if scope == "request" else Severity.OK)
+    assert scope == "function" or "/charges" in found.what

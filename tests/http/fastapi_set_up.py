@@ -6,12 +6,14 @@ import asyncio
 from typing import Any
 
 import httpx
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 from oncekey import AsyncOnce
-from oncekey.http.fastapi import Idempotency
+from oncekey.http.fastapi import Idempotency, install
+from oncekey.http.rules import Rule
 
 KEY = {"Idempotency-Key": "k"}
+GUARDS = ["guard", "install", "install behind http middleware"]
 
 
 def set_up(**options: Any) -> Idempotency:
@@ -35,3 +37,28 @@ def send(
             return [await client.request(method, path, headers=each) for each in headers]
 
     return asyncio.run(main())
+
+
+class GuardedApp:
+    """A FastAPI app that is guarded in one of three ways. `post` decorates an endpoint."""
+
+    def __init__(self, how: str, **options: Any) -> None:
+        self.app = FastAPI()
+        self._how, self._options = how, options
+        once = AsyncOnce("memory://")
+        if how == "guard":
+            self._idempotency = Idempotency(once, caller=lambda request: "me")
+            self._idempotency.attach(self.app)
+            return
+        if how == "install behind http middleware":
+
+            @self.app.middleware("http")
+            async def pass_on(request: Request, call_next: Any) -> Any:
+                return await call_next(request)
+
+        install(self.app, once, caller=lambda scope: "me", rules=[Rule(**options)])
+
+    def post(self, endpoint: Any) -> Any:
+        if self._how == "guard":
+            endpoint = self._idempotency.guard(**self._options)(endpoint)
+        return self.app.post("/orders", status_code=201)(endpoint)

@@ -1,20 +1,24 @@
-"""A guarded ASGI app runs in the attempt's task. Its last `send` stores the outcome, and what the
-app does after that goes on in the same task, which is then no attempt's any more."""
+"""A guarded ASGI app runs in the attempt's task. The outcome is stored when its call has ended, or
+when background tasks begin: these go on in the same task, which is then no attempt's any more."""
 
 from __future__ import annotations
 
 import asyncio
+import types
 from contextlib import suppress
 from typing import Any
 
 import anyio
 import pytest
+from starlette.background import BackgroundTask
+from starlette.responses import Response
 from tests.http.asgi_requests import guard, send_request
 
 from oncekey import AsyncOnce, current_attempt
 from oncekey.core.commands import Finish
 from oncekey.core.errors import StoreUnavailable
 from oncekey.http.outcomes import IncompleteResponse
+from oncekey.http.rules import Rule
 from oncekey.stores.memory import AsyncMemoryStore
 
 
@@ -43,72 +47,103 @@ async def _respond(send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-@pytest.mark.parametrize("in_own_task", [False, True])
-def test_what_follows_the_response_waits_for_its_outcome_also_when_cancelled(
-    in_own_task: bool,
-) -> None:
-    """The app cancels its own `send` while the outcome is being stored: it is stored all the same,
-    and only then the cancellation arrives."""
+def _as_framework(app: Any) -> Any:
+    """The app as if it were a function of Starlette's own, after which nothing commits."""
+    names = {**app.__globals__, "__name__": "starlette.responses"}
+    return types.FunctionType(app.__code__, names, closure=app.__closure__)
+
+
+async def _nothing() -> None:
+    return
+
+
+def _with_background(task: Any) -> Response:
+    """A response as an app, whose background task this is."""
+    return Response(b"ok", 201, background=BackgroundTask(task))
+
+
+def test_a_background_task_waits_for_the_outcome_also_when_cancelled() -> None:
+    """The app's task is cancelled while the outcome is being stored: it is stored all the same, and
+    only then the cancellation arrives."""
 
     async def main() -> None:
         store = SlowFinish()
         events: list[str] = []
-        sending: list[asyncio.Task[Any]] = []
 
-        async def respond(send: Any) -> None:
-            sending.append(asyncio.current_task())  # type: ignore[arg-type]
-            try:
-                await _respond(send)
-            except asyncio.CancelledError:
-                events.append("cancelled")
-                raise
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            if in_own_task:
-                await asyncio.wait({asyncio.create_task(respond(send))})
-            else:
-                await respond(send)
+        async def background() -> None:
             events.append("background")
 
         once = AsyncOnce(store)
-        guarded = guard(app, once=once)
+        guarded = guard(_with_background(background), once=once)
         request = asyncio.create_task(send_request(guarded))
         await store.begun.wait()
-        sending[0].cancel()
+        (task,) = once._runner.loop_state().tasks
+        task.cancel()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert events == [], "nothing follows before the outcome is durable"
         assert not request.done()
         store.go.set()
         await asyncio.wait({request})
-        expected = ["cancelled", "background"] if in_own_task else ["cancelled"]
-        assert events == expected
+        assert events == []
         again = await send_request(guarded)
         assert again.body == b"ok"
-        assert events == expected, "a replay"
+        assert events == [], "a replay"
         await once.close()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_cancellation_that_waits_when_the_last_part_is_sent_is_not_lost() -> None:
+@pytest.mark.parametrize("in_own_task", [False, True])
+def test_i16_the_outcome_waits_for_what_an_app_does_after_its_response(in_own_task: bool) -> None:
     async def main() -> None:
-        store = SlowFinish()
-        store.go.set()
+        go = asyncio.Event()
         events: list[str] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
+            if in_own_task:
+                await asyncio.create_task(_respond(send))
+            else:
+                await _respond(send)
+            await go.wait()
+            events.append("committed")
+
+        guarded = guard(app)
+        request = asyncio.create_task(send_request(guarded))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not request.done()
+        assert (await send_request(guarded)).statuses == [409]
+        go.set()
+        assert (await request).body == b"ok"
+        assert (await send_request(guarded)).body == b"ok"
+        assert events == ["committed"]
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_i16_a_cancellation_after_the_response_ends_the_attempt() -> None:
+    """Whatever was to follow, such as a commit, has not happened."""
+
+    async def main() -> None:
+        runs: list[str] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            runs.append("began")
+            await _respond(send)
             this_task = asyncio.current_task()
             assert this_task is not None
-            this_task.cancel()
-            await _respond(send)
-            events.append("went on")
+            if len(runs) == 1:
+                this_task.cancel()
+            await asyncio.sleep(0)
+            runs.append("ended")
 
-        guarded = guard(app, once=AsyncOnce(store))
+        guarded = guard(app, Rule(retry_safe=True))
         with pytest.raises(asyncio.CancelledError):
             await send_request(guarded)
-        assert events == []
-        assert (await send_request(guarded)).body == b"ok", "its outcome is stored all the same"
+        assert runs == ["began"]
+        assert (await send_request(guarded)).body == b"ok"
+        assert runs == ["began", "began", "ended"], "it ran again"
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -128,21 +163,21 @@ class FailingFinish(SlowFinish):
 
 
 def test_a_scope_that_cancels_again_and_again_does_not_hurry_the_tries_to_store() -> None:
-    """Starlette's StreamingResponse cancels its `send` when the response is complete, by a cancel
-    scope of anyio, which cancels in every iteration of the loop until the task gives way."""
+    """A cancel scope of anyio cancels in every iteration of the loop until the task gives way."""
 
     async def main() -> None:
         store = FailingFinish()
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            async with anyio.create_task_group() as group:
-                group.start_soon(_respond, send)
-                await store.begun.wait()
-                group.cancel_scope.cancel()
+            with anyio.CancelScope() as timeout:
+                timeouts.append(timeout)
+                await _with_background(_nothing)(scope, receive, send)
 
-        guarded = guard(app, once=AsyncOnce(store))
+        timeouts: list[anyio.CancelScope] = []
+        guarded = guard(_as_framework(app), once=AsyncOnce(store))
         request = asyncio.create_task(send_request(guarded))
         await store.begun.wait()
+        timeouts[0].cancel()
         for _ in range(1_000):
             await asyncio.sleep(0)
         assert store.finishes < 20
@@ -208,11 +243,10 @@ def test_a_drain_waits_for_an_outcome_and_not_for_what_follows_it(seconds: float
             began.set()
             with suppress(asyncio.CancelledError):
                 await (asyncio.sleep(0) if seconds else ended.wait())
-            await _respond(send)
-            await ended.wait()
+            await _with_background(ended.wait)(scope, receive, send)
 
         once = AsyncOnce(store)
-        request = asyncio.create_task(send_request(guard(app, once=once)))
+        request = asyncio.create_task(send_request(guard(_as_framework(app), once=once)))
         await (store.begun if seconds else began).wait()
         draining = asyncio.create_task(once.drain(seconds))
         await asyncio.sleep(0)  # its first step
@@ -231,8 +265,7 @@ def test_closing_the_engine_neither_waits_for_background_tasks_nor_cancels_them(
         stored, go = asyncio.Event(), asyncio.Event()
         events: list[str] = []
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await _respond(send)
+        async def background() -> None:
             stored.set()
             try:
                 await go.wait()
@@ -240,7 +273,7 @@ def test_closing_the_engine_neither_waits_for_background_tasks_nor_cancels_them(
                 events.append("went on" if go.is_set() else "was cancelled")
 
         once = AsyncOnce("memory://")
-        guarded = guard(app, once=once)
+        guarded = guard(_with_background(background), once=once)
         request = asyncio.create_task(send_request(guarded))
         await stored.wait()
         await once.close(drain="30s")

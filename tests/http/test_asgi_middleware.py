@@ -9,6 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.background import BackgroundTask
+from starlette.responses import Response
 from tests.http.asgi_requests import CountingApp, SentMessages, guard, send_request
 
 from oncekey import AsyncOnce, ConfigurationError, StoreUnavailable
@@ -87,10 +89,10 @@ def test_of_two_nested_middlewares_the_outer_one_guards() -> None:
 
 
 def test_a_background_tasks_error_sends_no_second_response() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
+    async def fail() -> None:
         raise StoreUnavailable("from a background task")
+
+    app = Response(b"ok", 201, background=BackgroundTask(fail))
 
     async def main() -> None:
         sent = SentMessages()
@@ -250,13 +252,11 @@ def test_a_background_task_delays_neither_the_response_nor_a_replay() -> None:
         go = asyncio.Event()
         done: list[bool] = []
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "http.response.start", "status": 201, "headers": []})
-            await send({"type": "http.response.body", "body": b"ok"})
+        async def background() -> None:
             await go.wait()
             done.append(True)
 
-        guarded = guard(app)
+        guarded = guard(Response(b"ok", 201, background=BackgroundTask(background)))
         arrived = asyncio.Event()
         scope = {
             "type": "http",

@@ -174,6 +174,34 @@ class SaysUnknown(GuardedAPI):
         return Reply(409, b"outcome unknown") if reply.status >= 500 else super().replay(reply)
 
 
+class CommitsAfterStoring(GuardedAPI):
+    """It stores the success of a request whose commit then fails, which its client learns."""
+
+    first_status = 500
+
+    async def run(self, place: object, asked: Asked) -> Reply:
+        reply = await super().run(place, asked)
+        if asked.fields.get("kind") == "failing":
+            self.effects[asked.fields["order"]] -= 1  # rolled back
+            return replace(reply, status=self.first_status)
+        return reply
+
+    async def operate(self, asked: Asked) -> Reply:
+        self.effects[asked.fields["order"]] += 1
+        return self.success(asked, self.effects.total())
+
+
+class CommitsAfterSending(CommitsAfterStoring):
+    """The client was told the success already."""
+
+    first_status = 201
+
+
+@pytest.mark.parametrize("server", [CommitsAfterStoring, CommitsAfterSending])
+def test_a_success_for_rows_that_were_rolled_back_is_named(server: type[GuardedAPI]) -> None:
+    assert_faults(verdict_on(server, ServerErrors()), Fault.SUCCESS_WITHOUT_EFFECT)
+
+
 @pytest.mark.parametrize("server", [GuardedAPI, SucceedsLater, SaysUnknown])
 def test_a_failure_with_one_effect_holds(server: type[GuardedAPI]) -> None:
     assert_holds(verdict_on(server, ServerErrors()))

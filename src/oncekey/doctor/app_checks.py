@@ -15,6 +15,7 @@ from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.core.record import FOREVER_US
 from oncekey.core.store import StoreLimits
+from oncekey.doctor.commit_checks import COMMITS, commit_findings
 from oncekey.doctor.handler_code import is_constant, mentions_attempt
 from oncekey.http.guarded_views import guarded_view_of
 from oncekey.http.route_table import routes_of
@@ -95,7 +96,8 @@ UNKNOWN: Final = Check(
     "give recover= to the route, or once.recover_with(...), and watch the event `unknown`",
 )
 APP_CHECKS: Final = (
-    GUARDS, ROUTES, SCOPE, STORE, LEVEL, RETRY_SAFE, KEEP, RETENTION, STORE_DOWN, KEYS, UNKNOWN
+    GUARDS, ROUTES, SCOPE, STORE, LEVEL, RETRY_SAFE, KEEP, RETENTION, STORE_DOWN, KEYS, UNKNOWN,
+    COMMITS,
 )  # fmt: skip
 
 
@@ -141,6 +143,7 @@ def app_findings(
     optional = [one.name for one in guarded if not one.required]
     yield KEYS.info(f"no key is required: {_some(optional)}") if optional else KEYS.ok("required")
     yield _unknown_keys(guarded, found)
+    yield from commit_findings(app, routes)
 
 
 # --- what is guarded ------------------------------------------------------------------------------

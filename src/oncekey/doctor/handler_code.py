@@ -15,6 +15,7 @@ from oncekey.http.guarded_views import unwrapped
 
 # The names by which a body makes running it again harmless.
 _REPEATABLE: Final = frozenset(("step", "child_key", "fence"))
+_COMMITTING: Final = frozenset(("atomic", "begin"))
 _ELSEWHERE: Final = ("GLOBAL", "NAME", "DEREF", "CLOSURE", "CLASSDEREF")
 
 
@@ -48,6 +49,14 @@ def mentions_attempt(view: Any) -> bool | None:
             if name in _REPEATABLE or "attempt" in name.lower():
                 return True
     return False if found else None
+
+
+def mentions_commit(function: Any) -> bool:
+    """True if a function names a commit, or what commits at its end."""
+    code = _code_of(function)
+    return code is not None and any(
+        "commit" in name.lower() or name in _COMMITTING for name in _names(code)
+    )
 
 
 def _code_of(function: Any) -> CodeType | None:

@@ -45,6 +45,7 @@ from oncekey.http.exchange import (
     check_caller,
     checked_principal,
 )
+from oncekey.http.late_work import watch_background_tasks
 from oncekey.http.lifespan import draining, note_request, run_lifespan
 from oncekey.http.message import (
     App,
@@ -122,6 +123,7 @@ class IdempotencyMiddleware:
             raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
         check_caller(caller)
         watch_frameworks(layers_of(app))
+        watch_background_tasks()
         self.app = app
         self.once = once
         self.caller = caller
@@ -188,10 +190,10 @@ class GuardedRequest:
 
     1. `caller` says who calls, and the headers have the key; or the request is refused.
     2. The body is read to its end. If the client goes away before, nothing is claimed.
-    3. The engine claims the key and runs the app in the attempt's task. With the last part of the
-       response the outcome is stored.
+    3. The engine claims the key and runs the app in the attempt's task. The outcome is stored when
+       the app's call has ended, or when nothing but background tasks is left of it.
     4. When the outcome is durable, the buffer is sent. Where the app did not run, a stored response
-       or a refusal is sent. The app may go on with background tasks meanwhile.
+       or a refusal is sent. Background tasks go on meanwhile.
 
     Cancelling `respond` does not cancel the app.
     """

@@ -1,8 +1,9 @@
 """Runs an ASGI app once under a key, with its response held back, and says what is to be sent.
 
 `AttemptRun` runs the app in the attempt's own task, which needs no other: for asgi.py. The outcome
-is known at the last part of the response, not when the app ends, because background tasks come in
-between; so it is stored from within the app's `send`, and the app goes on in the same task.
+is known when the app's call has ended, because the app may commit after its response (I16). If only
+background tasks follow, it is stored before they begin, and the app goes on in the same task; see
+late_work.py.
 `HandlerRun` runs a handler that was begun before its key is claimed, in a task of its own: for
 fastapi/guarded_request.py.
 
@@ -12,15 +13,24 @@ Owns what becomes of a run; the response is in response_buffer.py.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, Final, Protocol
 
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt, finish_early, task_of
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
 from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
+from oncekey.http.late_work import (
+    LateExitsError,
+    has_late_exits,
+    observe_background_tasks,
+    waiting_above,
+    waiting_in,
+)
 from oncekey.http.lifespan import Drainable
 from oncekey.http.message import App, Headers, Message, Response, Scope
 from oncekey.http.outcomes import IncompleteResponse, NotStored, outcome_to_store
@@ -110,12 +120,14 @@ class BufferedRun:
 class AttemptRun(BufferedRun):
     """A run in the attempt's own task.
 
-    is_finished     whether the outcome was given to the engine
+    is_finished     whether the outcome was given to the engine before the app's end
     is_ended        whether the app has ended
     """
 
     is_finished = False
     is_ended = False
+    _call: Any = None  # that of the app, while it runs
+    _only_background_follows = False  # by what is known before the response is complete
     _late_error: BaseException | None = None  # of the app, after its outcome
     _ended: Latch[None] | None = None  # if somebody waits for the app's end
     _task: asyncio.Task[Any] | None = None  # that of the attempt, once the run is finished
@@ -128,19 +140,30 @@ class AttemptRun(BufferedRun):
         self._scope = scope
         self._reader = reader
 
-    async def body(self, attempt: AsyncAttempt) -> None:
-        """The engine calls this under a fresh claim: runs the app to its end. Raises the app's
-        error, if it ends without a response that can be stored; an error that comes later is for
-        the server only."""
+    async def body(self, attempt: AsyncAttempt) -> Response | None:
+        """The engine calls this under a fresh claim: runs the app to its end, and returns what is
+        stored. Raises the app's error, also one that comes after a complete response; if the
+        outcome is stored already, such an error is for the server only."""
         self.claim()
         self._attempt = attempt
         self.buffer = ResponseBuffer(users=2)  # the request, and the run until its outcome is known
         scope = WatchedScope(self._scope)
         scope.update({"extensions": {}, UNSTORED: self.unstored, ATTEMPT: attempt})
+        self._app_scope = scope
+        observe_background_tasks(self)
         try:
-            await self._guard.app(scope, self.receive, self.send)
-            if not self.is_finished:
+            call = self._call = self._guard.app(scope, self.receive, self.send)
+            await call
+            if self.is_finished:
+                return None
+            if not self.buffer.is_complete:
                 raise IncompleteResponse("the app ended before its response was complete")
+            value = self._value_to_store()
+            self.buffer.close()
+            return value
+        except NotStored:
+            self.buffer.close()
+            raise
         except BaseException as raised:
             if not self.is_finished:
                 self.error = raised
@@ -150,23 +173,52 @@ class AttemptRun(BufferedRun):
                 self._late_error = raised
             if not isinstance(raised, Exception):
                 raise  # a cancellation, or what ends the whole process
+            return None
         finally:
             self.is_ended = True
+            self._call = None
             if self._ended is not None:
                 self._ended.set(None)
             if self.is_finished:
                 self._guard.tasks.background.discard(self._task)
 
     async def send(self, message: Message) -> None:
-        """The app's `send`. With the last part the outcome is known and is stored; what the app
-        does after its response waits for that. A task that the app has left behind may send what
-        it likes: once the app has ended, the outcome is known."""
+        """The app's `send`. The outcome of a response that is too long to be held is stored here,
+        because the rest of it is sent as it comes."""
         buffer = self.buffer
         waits_for = buffer.take(message)
         if waits_for is not None:
             await waits_for
         elif buffer.is_storable and not self.is_finished and not self.is_ended:
+            if not buffer.is_complete:
+                # Neither is enough: the app may have copied its scope, or send in another task.
+                above = waiting_above(sys._getframe(1), _BODY)
+                if above.has_exits or has_late_exits(self._app_scope):
+                    raise LateExitsError
+                await self._finish()
+            elif self._only_background_follows and self._is_harmless(sys._getframe(1)):
+                await self._finish()
+
+    async def before_background(self, waiting: FrameType | None) -> None:
+        """A background task of the app is about to begin. If nothing that may commit comes after
+        it, the outcome is stored now, and the task begins when that is durable."""
+        if self.is_finished or self.is_ended or not self._is_harmless(waiting):
+            return
+        if self.buffer.is_complete:
             await self._finish()
+        else:  # a middleware with a task of its own has still to pass the last part on
+            self._only_background_follows = True
+
+    def _is_harmless(self, frame: FrameType | None) -> bool:
+        """Whether nothing that may commit waits for this frame. The app may have begun it in a task
+        of its own, that of a middleware: then the attempt's task waits for this middleware."""
+        found = waiting_above(frame, _BODY)
+        if not found.is_harmless or found.has_exits or has_late_exits(self._app_scope):
+            return False
+        if found.is_reached or found.middleware is None:
+            return found.is_reached
+        outer = waiting_in(self._call)
+        return outer.is_harmless and outer.middleware is found.middleware
 
     async def receive(self) -> Message:
         """The app's `receive`. It gives the request, and then nothing until the response is
@@ -191,11 +243,9 @@ class AttemptRun(BufferedRun):
         value: Response | None = None
         error: Exception | None = None
         try:
-            value = self.stored()
+            value = self._value_to_store()
         except Exception as raised:
             error = raised
-            if not isinstance(raised, NotStored):
-                self.error = raised
         finally:
             self.buffer.close()
         self._task = task_of(self._attempt)
@@ -204,15 +254,29 @@ class AttemptRun(BufferedRun):
         self._guard.tasks.background.add(self._task)
         await finishing
 
+    def _value_to_store(self) -> Response:
+        try:
+            return self.stored()
+        except NotStored:
+            raise
+        except Exception as raised:
+            self.error = raised
+            raise
+
+
+_BODY: Final = AttemptRun.body.__code__
+
 
 class HandlerRun(BufferedRun):
     """A run in a task that begins before the key is claimed.
 
     task            its task, once it was started
-    outcome_known   set when the response can be stored, or the handler has ended without one
+    outcome_known   set when the response can be stored, or the handler has ended
+    waits_for_end   whether the outcome is not known before the handler's end
     """
 
     task: RequestTask
+    waits_for_end = False
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Start the handler. It may have ended when this returns."""
@@ -233,7 +297,7 @@ class HandlerRun(BufferedRun):
         waits_for = self.buffer.take(message)
         if waits_for is not None:
             await waits_for
-        elif self.buffer.is_storable:
+        elif self.buffer.is_storable and not self.waits_for_end:
             self._wake()
 
     async def outcome(self) -> Response:
@@ -250,6 +314,8 @@ class HandlerRun(BufferedRun):
                     raise
             if self.error is None and not buffer.is_storable:
                 self.error = self.incomplete_error()
+            if self.error is None and self.waits_for_end:
+                self.error = self.task.ended.value
             if self.error is not None:
                 raise self.error
             return self.stored()

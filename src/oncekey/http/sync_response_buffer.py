@@ -51,9 +51,14 @@ class SyncResponseBuffer:
             raise
         self._close_source()
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is too long to be held: only its beginning was read."""
+        return self._rest is not None
+
     def response(self, body_max: int) -> Response:
         """The response as data; without its body if that is longer than `body_max` or unread."""
-        if self.size > body_max or self._rest is not None:
+        if self.size > body_max or self.is_cut:
             return Response(self.status, self.headers, b"", omitted=True)
         self._file.seek(0)
         return Response(self.status, self.headers, self._file.read())

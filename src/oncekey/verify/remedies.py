@@ -109,6 +109,11 @@ REMEDIES: Mapping[Fault, str] = {
         "Take method and path into the hash of the request that is stored with the key, or into "
         "what the key is looked up by."
     ),
+    Fault.SUCCESS_WITHOUT_EFFECT: (
+        "Commit before the outcome is stored: in the handler, or in a hook that runs inside of the "
+        "code that stores the outcome. Frameworks commit late in the exit of a dependency, in a "
+        "hook after the request, and in a transaction that is opened around the handler."
+    ),
     Fault.FAILURE_NOT_KEPT: (
         "Store a 5xx of the handler like any other outcome, and replay it; a client that wants "
         "another try sends a new key."

@@ -142,6 +142,11 @@ class Fault(enum.Enum):
         "a failed operation that had its effect is run again",
         "a failure removes the key although the effect may have happened",
     )
+    SUCCESS_WITHOUT_EFFECT = (
+        "success-without-effect",
+        "a success is told for an operation that did not happen",
+        "the success is stored, or sent, before the operation's own commit, which failed",
+    )
     FAILURE_NOT_KEPT = (
         "failure-not-kept",
         "a failure is run again instead of being replayed",

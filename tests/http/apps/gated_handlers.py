@@ -126,15 +126,16 @@ RULES = [
 
 
 class WithoutLifespan:
-    """An app that raises for unknown scope types, as ASGI demands."""
+    """An app that raises for unknown scope types, as ASGI demands. No coroutine of its own waits
+    for the app, so that nothing of its own can follow a background task."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Any, receive: Receive, send: Send) -> Any:
         if scope["type"] != "http":
             raise ValueError(f"{scope['type']} is not known here")
-        await self.app(scope, receive, send)
+        return self.app(scope, receive, send)
 
 
 kind = os.environ.get("GATED_KIND", "")

@@ -171,7 +171,6 @@ def idempotent(
                 call = functools.partial(_rest_call, request, call)
             else:
                 call = functools.partial(_view_call, request, call)
-            _check_atomic_requests(alias)
             return respond(django_settings(), rule, alias, request, call)
 
         VIEWS.add(guarded, view, rule)
@@ -189,6 +188,7 @@ def respond(
     headers = headers_of(request)
     if guard.is_exempt(rule, headers):
         return call()
+    _check_outer_transactions(alias)
     mark_key_guarded(django_request(request).META)
     admitted = guard.admit(rule, headers, lambda: options.caller(request))
     if isinstance(admitted, Response):
@@ -254,20 +254,28 @@ def _rolling_back(
     return call_and_roll_back
 
 
-def _check_atomic_requests(alias: str | None) -> None:
-    """Raise ConfigurationError if ATOMIC_REQUESTS commits a decorated view's rows after its outcome
-    is stored: if that commit failed, retries would get a response for rows that do not exist."""
+def _check_outer_transactions(alias: str | None) -> None:
+    """Raise ConfigurationError if a transaction is open around a guarded run: it is committed after
+    the outcome is stored, and if that fails, retries get a response for rows that do not exist
+    (I16). On the database of the key (`alias`) the key is in the transaction. Those that a TestCase
+    opens are never committed."""
     for connection in connections.all(initialized_only=True):
         blocks = getattr(connection, "atomic_blocks", ())
-        if (
-            connection.settings_dict["ATOMIC_REQUESTS"]
-            and connection.alias != alias
-            and not all(getattr(block, "_from_testcase", False) for block in blocks)
-        ):
+        is_open = any(not getattr(block, "_from_testcase", False) for block in blocks)
+        if connection.alias != alias and (is_open or _is_committed_by_hand(connection)):
             raise ConfigurationError(
-                f"ATOMIC_REQUESTS of {connection.alias!r} commits after the outcome is stored; "
-                "use @idempotent(transaction=True), IdempotencyMiddleware, or non_atomic_requests"
+                f"a transaction of the database {connection.alias!r} is open around this guarded "
+                "view, and would be committed after the outcome is stored. Put @idempotent above "
+                "@transaction.atomic, or IdempotencyMiddleware above a middleware that opens it; "
+                "under ATOMIC_REQUESTS use @idempotent(transaction=True), IdempotencyMiddleware, "
+                "or non_atomic_requests"
             )
+
+
+def _is_committed_by_hand(connection: Any) -> bool:
+    """Whether somebody has switched the connection's autocommit off, and so will commit."""
+    is_usual = connection.connection is not None and connection.settings_dict["AUTOCOMMIT"]
+    return bool(is_usual and not connection.in_atomic_block and not connection.autocommit)
 
 
 # --- calls of views ----------------------------------------------------------------------------

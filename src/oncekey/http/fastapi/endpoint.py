@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any, Final, ForwardRef, NamedTuple, Protocol, get_args, get_origin
 
 from fastapi import Request
@@ -150,6 +150,33 @@ def _may_take_request(endpoint: Callable[..., Any]) -> bool:
         if isinstance(hint, type) and issubclass(hint, Request):
             return True
     return False
+
+
+def check_late_commits(path: str, route_dependencies: Any, guard: EndpointGuard) -> None:
+    """Raise ConfigurationError if an endpoint in a transaction has another dependency that ends
+    after the response. The session's dependency must end after the commit, which stores the
+    outcome, and so would the other one: a commit in its end that fails would come too late."""
+    if guard.session is None:
+        return
+    for each in late_dependencies(route_dependencies, without=guard.session.dependency):
+        raise ConfigurationError(
+            f"{path} is guarded with transaction=, and its dependency {_name(each)} yields: it "
+            "would end, and might commit, after the outcome is stored. Give it "
+            "Depends(..., scope='function'), which FastAPI has from 0.121 on"
+        )
+
+
+def late_dependencies(dependant: Any, *, without: Any = None) -> Iterator[Callable[..., Any]]:
+    """The dependencies that yield and end after the response, from what FastAPI knows of a route;
+    but for one of them and what that one depends on."""
+    for each in dependant.dependencies:
+        call = each.call
+        if call is None or call is without:
+            continue
+        is_generator = inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call)
+        if is_generator and getattr(each, "scope", None) != "function":
+            yield call
+        yield from late_dependencies(each, without=without)
 
 
 def as_starlette(response: Response) -> StarletteResponse:

@@ -21,6 +21,7 @@ from oncekey.http.buffered_run import HandlerRun
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
+from oncekey.http.late_work import LateExitsError, has_late_exits
 from oncekey.http.lifespan import note_request
 from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
 from oncekey.http.outcomes import NotStored
@@ -42,7 +43,7 @@ class State(enum.Enum):
     ANSWERED = "the endpoint is not called: a stored response or a refusal is returned for it"
     UNPROTECTED = "the store is down, and the endpoint is called without a key"
     RUNNING = "the key is claimed, and the endpoint is called"
-    OVER = "the outcome is durable: background tasks and the ends of dependencies follow"
+    OVER = "the outcome is durable: background tasks follow"
 
 
 # By themselves, because to look a member up takes long.
@@ -72,8 +73,13 @@ class RouteRequest:
           |                |                           |-- outcome ----------->|
           |                |<-- result: the outcome is durable ------------------|
           |                |-- OVER ------------------>|                       |
-          |<-- response ---|                           | background tasks,     |
-          |<-- end ------------------------------------| ends of dependencies  |
+          |<-- response ---|                           | background tasks      |
+          |<-- end ------------------------------------|                       |
+
+    A dependency that yields may commit in its end. If there is one, FastAPI's own order is kept:
+    background tasks and the ends of dependencies follow the response while the endpoint is RUNNING,
+    and the outcome is known when the handler has ended. In a transaction (transaction=) the commit
+    is ours, and the end of the session's dependency follows it.
 
     1. The app refuses the request before its endpoint (I15): the handler sends a response without
        a PendingCall. It is sent as it is, and nothing is claimed.
@@ -282,11 +288,17 @@ class RouteRequest:
             raise
 
     async def _private_send(self, message: Message) -> None:
-        """The handler's `send`. What follows the response waits for the outcome: background tasks,
-        and the ends of dependencies."""
-        buffer = self._run.buffer
-        await self._run.send(message)
-        if self._state is _RUNNING and buffer.is_complete:
+        """The handler's `send`. What follows the response waits for the outcome; but if the ends of
+        dependencies follow, where the app may commit, then the outcome waits for them (I16)."""
+        run = self._run
+        buffer = run.buffer
+        if self._state is _RUNNING and self._guard.session is None and has_late_exits(self._inner):
+            run.waits_for_end = True
+        await run.send(message)
+        if run.waits_for_end:
+            if buffer.is_storable and not buffer.is_complete:
+                raise LateExitsError
+        elif self._state is _RUNNING and buffer.is_complete:
             await self._over.wait()
         elif self._state is _SOLVING and buffer.is_storable:
             self._solved.set(None)
@@ -302,7 +314,7 @@ class RouteRequest:
             return message
         if not reader.is_given:
             return reader.next_part()
-        if self._state is _RUNNING:
+        if self._state is _RUNNING and not self._run.waits_for_end:
             # At a disconnect a streamed response is cut short, so not before all is over.
             await self._over.wait()
         await self._run.buffer.wait_complete()

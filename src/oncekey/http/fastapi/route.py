@@ -18,6 +18,7 @@ from oncekey.http.fastapi.endpoint import (
     ON_CALL,
     EndpointGuard,
     as_starlette,
+    check_late_commits,
     guard_of,
     wrap_endpoint,
 )
@@ -75,6 +76,7 @@ class GuardedRoute(APIRoute):
         self._guard = own if own is not None and own.rule.guarded else None
         super().__init__(path, endpoint, **options)
         if self._guard is not None:
+            check_late_commits(path, self.dependant, self._guard)
             replay_header = self._guard.setup.exchange.replay_header
             self.openapi_extra = extended(self, self._guard.rule, replay_header)
 

@@ -1,9 +1,10 @@
 """`Idempotency`, the Flask extension, and `idempotent`, the decorator of views.
 
 A decorated view runs after the app's `before_request` functions, so a request that they reject does
-not claim its key. Its response is stored as Flask makes it, error handlers included; the
-`after_request` functions run later, for replays too. With `rules=` the whole app is wrapped
-instead, see wsgi.py.
+not claim its key. Its response is stored as Flask makes it, error handlers included. The
+`after_request` functions run for replays too, so what they add is not stored; but they and the
+teardown functions run before the outcome is stored, see request_end.py. With `rules=` the whole app
+is wrapped instead, see wsgi.py.
 
 Owns the Flask side only; sync_request.py has the order of a run.
 """
@@ -29,6 +30,7 @@ from oncekey.http.exchange import (
     REPLAY_HEADER_DEFAULT,
     check_caller,
 )
+from oncekey.http.flask.request_end import end_request, watch_request_ends
 from oncekey.http.flask.served_views import EXTENSION, VIEWS, check_app
 from oncekey.http.guarded_views import UNSERVED, guard_for_method, guarded_view_of
 from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
@@ -113,6 +115,7 @@ class Idempotency:
         if self._rules is None:
             app.before_request_funcs[None].insert(1, _warn_or_refuse)
             app.after_request_funcs.setdefault(None, []).append(_add_warning)
+            watch_request_ends(app)
             self._serve_page(app)
             return
         middleware = wsgi.IdempotencyWSGI(
@@ -253,7 +256,10 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
     def call_app(attempt: Attempt | None) -> _FlaskResponse:
         environ[ATTEMPT] = attempt
         try:
-            return _FlaskResponse(_final_response(call))
+            response = _FlaskResponse(_final_response(call))
+            if attempt is not None:
+                response.end_request(rule.max_response)
+            return response
         finally:
             del environ[ATTEMPT]
 
@@ -282,11 +288,9 @@ class _FlaskResponse(SyncResponseBuffer):
     def __init__(self, flask_response: Response) -> None:
         super().__init__()
         self._response = flask_response
+        self._stored: message.Response | None = None  # as it was before the request's end
         self.status = flask_response.status_code
-        lines = flask_response.get_wsgi_headers(request.environ)
-        self.headers = tuple(
-            (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in lines
-        )
+        self.headers = _header_lines(flask_response)
         self._streams = flask_response.is_streamed or flask_response.direct_passthrough
         if not self._streams:
             self.add(flask_response.get_data())
@@ -294,17 +298,43 @@ class _FlaskResponse(SyncResponseBuffer):
         source: Any = flask_response.response
         parts = source if flask_response.direct_passthrough else flask_response.iter_encoded()
         self.fill(_ClosingParts(parts, source))
+        flask_response.direct_passthrough = False
+        flask_response.response = self
+
+    def end_request(self, body_max: int) -> None:
+        """Run the app's functions for the end of a request. They are run for a replay too, so the
+        view's own response is stored; but if they change its status, theirs is the outcome."""
+        try:
+            self._stored = self.response(body_max)
+            self._response = end_request(self._response, is_read=not self.is_cut)
+            if self._response.status_code != self.status:
+                body = self._response.get_data()
+                is_long = len(body) > body_max
+                self._stored = message.Response(
+                    self._response.status_code,
+                    _header_lines(self._response),
+                    b"" if is_long else body,
+                    is_long,
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def response(self, body_max: int) -> message.Response:
+        return self._stored or super().response(body_max)
 
     def to_send(self, more_headers: message.Headers) -> Response:
         """The response with more headers."""
-        if self._streams:
-            self._response.direct_passthrough = False
-            self._response.response = self
-        else:
+        if self._response.response is not self:
             self.close()
         for name, value in wsgi.text_headers(more_headers):
             self._response.headers[name] = value
         return self._response
+
+
+def _header_lines(response: Response) -> message.Headers:
+    lines = response.get_wsgi_headers(request.environ)
+    return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in lines)
 
 
 class _ClosingParts:

@@ -185,20 +185,31 @@ class ServerErrors:
         operation = await run.operation(Variant.FAILING)
         # Not by `answer`, which would be a retry already.
         first = await run.send(operation.request(), "a request that fails")
-        if first.status is None or first.status < 500:
-            return not_observable(
-                self.guarantee,
-                f"the failing request is answered with {first.outcome()}",
-                HOW_TO_GIVE_A_FAILING_REQUEST,
-            )
+        has_failed = first.status is not None and first.status >= 500
+        if not has_failed and not first.is_success:
+            return self._not_failing(first)
         retries = [await run.send(operation.request(), f"retry {n} of 2") for n in (1, 2)]
         effects = await self._settled_effects(run, operation)
         window = f"after {first.outcome()}"
+        if effects == 0 and (retries[-1].is_success or first.is_success):
+            told = ", ".join(each.outcome() for each in (first, *retries))
+            what = f"the operation has no effect, and its client is told {told}"
+            violation = Violation(Fault.SUCCESS_WITHOUT_EFFECT, what, (first, *retries))
+            return violated(self.guarantee, [violation], n=2, window=window)
+        if not has_failed:
+            return self._not_failing(first)
         if effects is not None and effects > 1:
             what = f"a failed operation had its effect, and a retry had it again: {effects} effects"
             violation = Violation(Fault.RERUN_AFTER_FAILURE, what, (first, *retries))
             return violated(self.guarantee, [violation], n=2, window=window)
         return self._judged_answers(run, first, retries, effects, window)
+
+    def _not_failing(self, first: Exchange) -> Verdict:
+        return not_observable(
+            self.guarantee,
+            f"the failing request is answered with {first.outcome()}",
+            HOW_TO_GIVE_A_FAILING_REQUEST,
+        )
 
     def _judged_answers(
         self,
