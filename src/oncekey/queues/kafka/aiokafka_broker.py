@@ -50,6 +50,7 @@ from oncekey.queues.kafka.kafka_settings import (
 )
 from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn, to_the_end
 
 # What aiokafka calls the generation of a member that the group has put out.
 _NO_GENERATION: Final = -1
@@ -113,8 +114,10 @@ class AiokafkaBroker:
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         """Kafka has no deadline for a message; the member stays in its group by polling."""
 
-    async def redrive(self, most: int, id: str) -> int:
-        return await redrive(self._settings, self._config, most, id)
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        return await redrive(self._settings, self._config, most, id, parked, go_on)
 
     async def close(self) -> None:
         """Leave the group, after what is done was written and committed."""

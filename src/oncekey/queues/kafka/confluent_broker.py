@@ -21,6 +21,7 @@ from oncekey.queues.kafka.confluent_values import connection_options
 from oncekey.queues.kafka.kafka_settings import WAIT_MAX_S, KafkaSettings
 from oncekey.queues.kafka.partition_work import GIVEN_UP, PartitionWork
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn, to_the_end
 
 
 class ConfluentBroker:
@@ -81,8 +82,8 @@ class ConfluentBroker:
     def extend(self, messages: Sequence[Message], seconds: float) -> None:
         """Kafka has no deadline for a message; the member stays in its group by polling."""
 
-    def redrive(self, most: int, id: str) -> int:
-        return redrive(self._settings, self._config, most, id)
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
+        return redrive(self._settings, self._config, most, id, parked, go_on)
 
     def close(self) -> None:
         member, self._member = self._member, None

@@ -32,9 +32,15 @@ from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redis_streams.stream_entry import again_fields, message_of, moved_fields
+from oncekey.queues.redis_streams.stream_entry import (
+    LOST_FIELD,
+    PARKED_FIELD,
+    again_fields,
+    message_of,
+    moved_fields,
+)
 from oncekey.queues.redis_streams.stream_settings import DELETE, TRIM, StreamSettings
-from oncekey.queues.redrive import REDRIVE_HEADER
+from oncekey.queues.redrive import REDRIVE_HEADER, GoOn
 
 CONSUMER_PREFIX: Final = "oncekey-"
 POSTPONED: Final = "oncekey-postponed"
@@ -273,17 +279,32 @@ class StreamProgram:
                 id.decode(),
             )
 
-    def redrive(self, most: int, id: str) -> Flow:
+    def redrive(self, most: int, id: str, parked: bool, go_on: GoOn) -> Flow:
+        """Move what stands in the stream of dead letters, or of parked messages, up to what is its
+        last entry at the beginning. One that fails again stands behind that."""
         own, moved, copied = self.settings, 0, b""
+        keys = (own.stream, own.parked_key if parked else own.dead_key)
+        marks = () if parked else (REDRIVE_HEADER.encode(), id.encode())
+        left_out = PARKED_FIELD if parked else ""
+        after, last = b"-", b""
         while moved < most or copied:
             wanted = min(REDRIVE_BATCH, most - moved)
-            arguments = (wanted, REDRIVE_HEADER, id, SCRIPT_WORDS_MAX, copied)
-            part, copied, fields = yield RunScript("redrive", (own.stream, own.dead_key), arguments)
+            arguments = (
+                wanted,
+                SCRIPT_WORDS_MAX,
+                copied,
+                after,
+                last,
+                left_out,
+                LOST_FIELD,
+                *marks,
+            )
+            part, copied, fields, after, last = yield RunScript("redrive", keys, arguments)
             moved += part
             if copied:
-                yield AddEntry(own.stream, (*fields, REDRIVE_HEADER.encode(), id.encode()))
+                yield AddEntry(own.stream, (*fields, *marks))
                 moved += 1
-            elif part < REDRIVE_BATCH:
+            if not copied and (not after or not go_on(moved)):
                 break
         return moved
 
