@@ -30,6 +30,12 @@ class BrokerUnavailable(OncekeyError):
     status = 503
 
 
+class LoginRefused(BrokerUnavailable):
+    """The broker refuses the login: the user, the password or the virtual host is wrong. At the
+    start this ends a consumer. Later it is tried again like any other failure, because a server
+    whose directory of users is away refuses everybody."""
+
+
 class Broker(Protocol):
     """A queue, from threads."""
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from oncekey.core.duration import Duration
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.policy import Policy
-from oncekey.queues.broker import BrokerUnavailable, Settled
+from oncekey.queues.broker import RECEIVE_WAIT_S, BrokerUnavailable, LoginRefused, Settled
 from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.consumer_settings import (
     BACKOFF_DEFAULT,
@@ -42,17 +42,31 @@ from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.message_key import KeyChoice
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry, WorkInHand
+from oncekey.stores.postgres.errors import sqlstate_of
 
 PAUSE_FIRST_S: Final = 0.2  # before a store or a broker that was down is tried again
 PAUSE_MAX_S: Final = 10.0
 EXTENSIONS_PER_LEASE: Final = 3
 # So many batches may be in hand: one in work, and one that the broker is slow to settle.
 BATCHES_IN_HAND: Final = 2
-SETTLE_LAST_S: Final = 5.0  # for what is done when `stop_timeout` is over
+# How long a stop waits for the broker, beyond `stop_timeout`: for a receive that is under way (a
+# long poll ends by itself), for what is done to be settled, and for the broker to be left.
+RECEIVE_LAST_S: Final = RECEIVE_WAIT_S + 2.0
+SETTLE_LAST_S: Final = 5.0
+LEAVE_LAST_S: Final = 5.0
+STOP_MARGIN_S: Final = RECEIVE_LAST_S + SETTLE_LAST_S + LEAVE_LAST_S
 # How long a message waits for another one of the same key that this consumer handles. After that
 # it is hidden, like one that is in flight elsewhere.
 TWIN_WAIT_S: Final = 1.0
 _log = logging.getLogger("oncekey")
+
+# What a consumer that begins waits for: servers of a fleet start in any order. Anything else, such
+# as a refused login or a missing queue, ends it at once.
+AWAITED_AT_START: Final = (BrokerUnavailable, StoreUnavailable)
+
+# Of PostgreSQL: the login is refused, or there is no such database. What it misses otherwise, such
+# as its tables, somebody may be about to make.
+_REFUSED_BY_STORE: Final = ("28", "3D000")
 
 OnSettled = Callable[[Message, Disposition], object]
 
@@ -218,8 +232,21 @@ class ConsumerBase:
 
     def _tell_unanswered(self) -> None:
         _log.warning(
-            "consumer %s: the broker does not answer; what it was told last may come again",
+            "consumer %s: the broker does not answer; what it was told last may come again, and "
+            "%d messages that are left unsettled will",
             self.name,
+            self.in_hand,
+        )
+
+    def _tell_unstarted(self, error: OncekeyError, pause: float) -> None:
+        """Log that the broker or the store is waited for; raises the error if it is refused."""
+        if isinstance(error, LoginRefused) or sqlstate_of(error).startswith(_REFUSED_BY_STORE):
+            raise error
+        _log.warning(
+            "consumer %s cannot begin yet: %s; trying again in %.1f s",
+            self.name,
+            reason_of(error),
+            pause,
         )
 
     def _count(self, settled: Sequence[Settled]) -> None:

@@ -1,13 +1,16 @@
 """Consumes a queue in threads.
 
-The thread that calls `run` receives. Workers handle messages: as many as a batch has where keys are
-claimed ahead, so that a batch is claimed together and only `concurrency` of them run handlers; else
-no more than that. One more thread settles what is done and extends the deadlines of the rest, so
-that a long poll delays neither.
+One thread receives. Workers handle messages: as many as a batch has where keys are claimed ahead,
+so that a batch is claimed together and only `concurrency` of them run handlers; else no more than
+that. One more thread settles what is done and extends the deadlines of the rest, so that a long
+poll delays neither. The thread that calls `run` meets no broker: it waits for a stop, and ends in
+time whatever the broker does. A call that the broker never answers stays behind in a daemon thread,
+and the broker is left when it has come back.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
@@ -20,8 +23,11 @@ from oncekey.engine.blocking.once import Once
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, Settled
 from oncekey.queues.consumer_base import (
+    AWAITED_AT_START,
     EXTENSIONS_PER_LEASE,
+    LEAVE_LAST_S,
     PAUSE_FIRST_S,
+    RECEIVE_LAST_S,
     SETTLE_LAST_S,
     TWIN_WAIT_S,
     ConsumerBase,
@@ -64,6 +70,7 @@ class Consumer(ConsumerBase):
         self._ready: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[list[Settled] | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
+        self._settler: threading.Thread | None = None
 
     @property
     def once(self) -> Once:
@@ -78,7 +85,7 @@ class Consumer(ConsumerBase):
     def stop(self) -> None:
         """Take no more messages, give back those whose handlers have not begun, and let `run`
         return when the others are done, after `stop_timeout` at the latest; a broker that does not
-        answer is given a few seconds more."""
+        answer is given STOP_MARGIN_S more."""
         self._is_stopping = True
         interrupt = getattr(self._broker, "interrupt", None)
         if interrupt is not None:
@@ -90,20 +97,31 @@ class Consumer(ConsumerBase):
         return self._message_handler(self._start()).handle(Entry(message, time.monotonic()))
 
     def run(self) -> None:
-        """Consume until `stop`. A broker that fails is connected to again; what ends it but `stop`
-        is raised, and logged."""
+        """Consume until `stop`. A broker or a store that does not answer is waited for, at the
+        start too; what ends it but `stop` is raised, and logged."""
         self._begin()
         with self._ending():
-            plan = self._start_or_leave()
-            handler = self._message_handler(plan, in_loop=True)
-            settler = threading.Thread(
-                target=self._settle, args=(plan,), name=f"oncekey-settle-{self.name}", daemon=True
-            )
-            settler.start()
+            receiver = self._thread(self._start_and_receive, "receive")
+            receiver.start()
             try:
-                self._receive(plan, handler)
+                while receiver.is_alive() and not self._is_stopping:
+                    receiver.join(_STOP_LOOK_S)
             finally:
-                self._end(settler)
+                self._end(receiver)
+
+    def _thread(self, target: Callable[[], None], what: str) -> threading.Thread:
+        return threading.Thread(target=target, name=f"oncekey-{what}-{self.name}", daemon=True)
+
+    def _start_and_receive(self) -> None:
+        try:
+            plan = self._start_patiently()
+            if plan is None:
+                return
+            self._settler = self._thread(functools.partial(self._settle, plan), "settle")
+            self._settler.start()
+            self._receive(plan, self._message_handler(plan, in_loop=True))
+        except BaseException as error:
+            self._error = self._error or error
 
     # --- the start ----------------------------------------------------------------------------
 
@@ -113,13 +131,17 @@ class Consumer(ConsumerBase):
         self._once._ready()
         return self._plan_for(self._broker.facts(), self._once.policy)
 
-    def _start_or_leave(self) -> ConsumerPlan:
-        """Start; a consumer that refuses to begin leaves no connection behind."""
-        try:
-            return self._start()
-        except BaseException:
-            self._leave()
-            raise
+    def _start_patiently(self) -> ConsumerPlan | None:
+        """Start; wait for a broker or a store that does not answer yet. None if it is stopped."""
+        pause = PAUSE_FIRST_S
+        while not self._is_stopping:
+            try:
+                return self._start()
+            except AWAITED_AT_START as error:
+                self._tell_unstarted(error, pause)
+            self._stopped_within(pause)
+            pause = next_pause(pause)
+        return None
 
     def _leave(self) -> None:
         try:
@@ -348,11 +370,13 @@ class Consumer(ConsumerBase):
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _end(self, settler: threading.Thread) -> None:
-        self._is_stopping = True
+    def _end(self, receiver: threading.Thread) -> None:
+        if not self._is_stopping:
+            self.stop()
+        until = time.monotonic() + self.settings.stop_timeout_s
+        receiver.join(RECEIVE_LAST_S)
         self._receiving_ended.set()
         self._give_back_unbegun()
-        until = time.monotonic() + self.settings.stop_timeout_s
         with self._lock:
             self._slot_free.notify_all()
             self._store_back.notify_all()
@@ -363,11 +387,20 @@ class Consumer(ConsumerBase):
         for _ in self._workers:
             self._ready.put(None)
         self._done.put(None)
-        settler.join(max(SETTLE_LAST_S, until - time.monotonic()))
-        if settler.is_alive():
-            self._tell_unanswered()  # and close nothing that the settler still uses
-        else:
-            self._leave()
+        if self._settler is not None:
+            self._settler.join(max(SETTLE_LAST_S, until - time.monotonic()))
+        leaver = self._thread(functools.partial(self._leave_after, receiver), "leave")
+        leaver.start()
+        leaver.join(LEAVE_LAST_S)
+        if leaver.is_alive():
+            self._tell_unanswered()
+
+    def _leave_after(self, receiver: threading.Thread) -> None:
+        """Leave the broker when nobody uses it any more."""
+        receiver.join()
+        if self._settler is not None:
+            self._settler.join()
+        self._leave()
 
     def _give_back_unbegun(self) -> None:
         """Give back what no worker has begun, however long the others take."""

@@ -22,9 +22,10 @@ from aiokafka.errors import (
     NoOffsetForPartitionError,
     ProducerClosed,
 )
+from aiokafka.structs import OffsetAndMetadata
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.queues.broker import Settled
+from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.kafka.aiokafka_redrive import redrive
@@ -45,8 +46,10 @@ from oncekey.queues.kafka.kafka_settings import (
     MAX_POLL_INTERVAL_S,
     PAUSE_AFTER_S,
     POLL_S,
+    SKIPS_TO_END,
     WAIT_MAX_S,
     KafkaSettings,
+    client_reset,
 )
 from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
 from oncekey.queues.queue_message import Message
@@ -148,8 +151,8 @@ class AiokafkaBroker:
 
     async def _stop_clients(self) -> None:
         self._work.end(self._work.partitions)
-        for client in (self._consumer, self._producer):
-            await _stop(client)
+        # Together: a stop that is cut off, since the brokers do not answer, has then begun for both.
+        await asyncio.gather(_stop(self._consumer), _stop(self._producer))
         self._poller = self._consumer = self._producer = None
 
     def _raise_trouble(self) -> None:
@@ -200,6 +203,7 @@ class AiokafkaBroker:
                         "max_poll_interval_ms", int(MAX_POLL_INTERVAL_S * 1000)
                     ),
                     **self._config,
+                    "auto_offset_reset": client_reset(self._config["auto_offset_reset"]),
                     "group_id": self._settings.group,
                     "enable_auto_commit": False,
                 }
@@ -301,20 +305,35 @@ class AiokafkaBroker:
     # --- what the group decides -----------------------------------------------------------------
 
     async def assigned(self, partitions: Collection[TopicPartition]) -> None:
-        if self._config.get("auto_offset_reset") == "latest":
+        if self._config.get("auto_offset_reset") == SKIPS_TO_END:
             try:
-                await self._pin_the_end(partitions)
+                await self._pin_the_end()
             except BaseException as error:
                 self._fail(error)  # aiokafka only logs it, and goes on as if it had been done
                 return
         self._work.assign(names_of(partitions))
 
-    async def _pin_the_end(self, partitions: Collection[TopicPartition]) -> None:
+    async def _pin_the_end(self) -> None:
         """Commit where a new group begins: see confluent_member.py."""
+        consumer, topic = self._consumer, self._settings.topic
+        assert consumer is not None
+        partitions = [TopicPartition(topic, n) for n in consumer.partitions_for_topic(topic) or ()]
+        if not partitions:
+            raise BrokerUnavailable(f"Kafka does not tell the partitions of {topic}")
+        if await self._has_begun(partitions):
+            return
+        ends = await consumer.end_offsets(partitions)
+        if not await self._has_begun(partitions):
+            # `commit` refuses partitions of other members, which Kafka itself does not.
+            offsets = {each: OffsetAndMetadata(end, "") for each, end in ends.items()}
+            await consumer._coordinator.commit_offsets(None, offsets)
+
+    async def _has_begun(self, partitions: Collection[TopicPartition]) -> bool:
         assert self._consumer is not None
-        new = [each for each in partitions if await self._consumer.committed(each) is None]
-        if new:
-            await self._consumer.commit(await self._consumer.end_offsets(new))
+        for each in partitions:
+            if await self._consumer.committed(each) is not None:
+                return True
+        return False
 
     async def revoked(self, partitions: Collection[TopicPartition]) -> None:
         """Let what runs finish for a while, and commit what is done, before another member has the
