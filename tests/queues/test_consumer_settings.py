@@ -37,7 +37,9 @@ def plan(
     facts: BrokerFacts | None = None,
     **changes: Any,
 ) -> ConsumerPlan:
-    return plan_of(settings(options, **changes), facts or BrokerFacts("orders"), Policy())
+    return plan_of(
+        settings(options, **changes), facts or BrokerFacts("orders"), Policy(), "shipping/orders"
+    )
 
 
 @pytest.mark.parametrize(

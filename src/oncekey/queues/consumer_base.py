@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from oncekey.core.duration import Duration
-from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
+from oncekey.core.errors import ConfigurationError, InFlight, OncekeyError, StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.queues.broker import RECEIVE_WAIT_S, BrokerUnavailable, LoginRefused, Settled
 from oncekey.queues.broker_faults import is_fault, reason_of
@@ -62,7 +62,7 @@ _log = logging.getLogger("oncekey")
 
 # What a consumer that begins waits for: servers of a fleet start in any order. Anything else, such
 # as a refused login or a missing queue, ends it at once.
-AWAITED_AT_START: Final = (BrokerUnavailable, StoreUnavailable)
+AWAITED_AT_START: Final = (BrokerUnavailable, StoreUnavailable, InFlight)
 
 # Of PostgreSQL: the login is refused, or there is no such database. What it misses otherwise, such
 # as its tables, somebody may be about to make.
@@ -92,6 +92,7 @@ class ConsumerBase:
         backoff: Duration = BACKOFF_DEFAULT,
         backoff_max: Duration = BACKOFF_MAX_DEFAULT,
         stop_timeout: Duration = STOP_TIMEOUT_DEFAULT,
+        broker_name: str | None = None,
         inbox: Any = None,
         **options: Any,
     ) -> None:
@@ -105,6 +106,7 @@ class ConsumerBase:
             backoff=backoff,
             backoff_max=backoff_max,
             stop_timeout=stop_timeout,
+            broker_name=broker_name,
             options=options,
         )
         self.counts: Counter[Kind] = Counter()
@@ -145,8 +147,8 @@ class ConsumerBase:
         free = max(0, min(most - len(self._hand), BATCHES_IN_HAND * most - self.in_hand))
         return free if free >= self._least_free else 0
 
-    def _plan_for(self, facts: BrokerFacts, defaults: Policy) -> ConsumerPlan:
-        plan = self._plan = plan_of(self.settings, facts, defaults)
+    def _plan_for(self, facts: BrokerFacts, defaults: Policy, scope: str) -> ConsumerPlan:
+        plan = self._plan = plan_of(self.settings, facts, defaults, scope)
         # Where messages have an order, those in hand may all wait for one of them.
         if self._claims_ahead(plan) and not facts.ordered:
             waiting = self.settings.batch_size - self.settings.concurrency

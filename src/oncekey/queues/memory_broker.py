@@ -16,6 +16,7 @@ from itertools import count
 from uuid import uuid4
 
 from oncekey.queues.broker import Settled
+from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
@@ -53,7 +54,9 @@ class MemoryBroker:
         facts: BrokerFacts | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._facts = facts or BrokerFacts(queue, identity=f"memory-{uuid4().hex}", ordered=True)
+        self._facts = facts or BrokerFacts(
+            queue, identity=f"memory-{uuid4().hex}", ordered=True, broker=identity_of("memory")
+        )
         self._now = now
         self._changed = threading.Condition()
         self._numbers = count(1)

@@ -18,6 +18,7 @@ from oncekey.engine.aio.once import AsyncOnce
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
 from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, Settled
 from oncekey.queues.broker_faults import answered, is_cancelled
+from oncekey.queues.broker_identity import async_bound_scope
 from oncekey.queues.consumer_base import (
     AWAITED_AT_START,
     EXTENSIONS_PER_LEASE,
@@ -155,7 +156,9 @@ class AsyncConsumer(ConsumerBase):
         if self._plan is not None:
             return self._plan
         await self._once._ready()
-        return self._plan_for(await answered(self._broker.facts()), self._once.policy)
+        facts = await answered(self._broker.facts())
+        scope = await async_bound_scope(self._once, self.settings, facts)
+        return self._plan_for(facts, self._once.policy, scope)
 
     async def _start_patiently(self) -> ConsumerPlan | None:
         """Start; wait for a broker or a store that does not answer yet. None if it is stopped."""

@@ -22,6 +22,7 @@ from typing import Any, Final
 from oncekey.engine.blocking.once import Once
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, Settled
+from oncekey.queues.broker_identity import bound_scope
 from oncekey.queues.consumer_base import (
     AWAITED_AT_START,
     EXTENSIONS_PER_LEASE,
@@ -129,7 +130,9 @@ class Consumer(ConsumerBase):
         if self._plan is not None:
             return self._plan
         self._once._ready()
-        return self._plan_for(self._broker.facts(), self._once.policy)
+        facts = self._broker.facts()
+        scope = bound_scope(self._once, self.settings, facts)
+        return self._plan_for(facts, self._once.policy, scope)
 
     def _start_patiently(self) -> ConsumerPlan | None:
         """Start; wait for a broker or a store that does not answer yet. None if it is stopped."""

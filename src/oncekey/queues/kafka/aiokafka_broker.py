@@ -27,6 +27,7 @@ from aiokafka.structs import OffsetAndMetadata
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.broker_faults import is_fault, reason_of
+from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.kafka.aiokafka_redrive import redrive
 from oncekey.queues.kafka.aiokafka_values import (
@@ -87,9 +88,12 @@ class AiokafkaBroker:
         if self._facts is None:
             settings = self._settings
             topics = [settings.topic, *settings.written]
-            retention = await ask(self._config, topics, settings.ask_timeout)
+            retention, cluster = await ask(self._config, topics, settings.ask_timeout)
             is_ordered = settings.order != "none"
-            self._facts = BrokerFacts(settings.topic, None, retention, ordered=is_ordered)
+            broker = identity_of("kafka", cluster=cluster)
+            self._facts = BrokerFacts(
+                settings.topic, None, retention, ordered=is_ordered, broker=broker
+            )
         return self._facts
 
     async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
@@ -151,7 +155,7 @@ class AiokafkaBroker:
 
     async def _stop_clients(self) -> None:
         self._work.end(self._work.partitions)
-        # Together: a stop that is cut off, since the brokers do not answer, has then begun for both.
+        # Together: a stop that is cut off, since no broker answers, has then begun for both.
         await asyncio.gather(_stop(self._consumer), _stop(self._producer))
         self._poller = self._consumer = self._producer = None
 

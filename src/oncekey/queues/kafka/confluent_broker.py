@@ -13,6 +13,7 @@ from typing import Any
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import Settled
+from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.kafka.confluent_member import GroupMember
 from oncekey.queues.kafka.confluent_redrive import redrive
@@ -50,7 +51,10 @@ class ConfluentBroker:
             self._work.identity = identity
             retention = topics.retention([settings.topic, *settings.written])
             is_ordered = settings.order != "none"
-            self._facts = BrokerFacts(settings.topic, identity, retention, ordered=is_ordered)
+            broker = identity_of("kafka", cluster=topics.cluster_id())
+            self._facts = BrokerFacts(
+                settings.topic, identity, retention, ordered=is_ordered, broker=broker
+            )
         return self._facts
 
     def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:

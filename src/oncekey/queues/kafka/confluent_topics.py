@@ -115,11 +115,19 @@ class ConfluentTopics:
                 raise unavailable(error) from error  # `keep` would be checked against nothing
             return None
 
-    def _has_controller(self) -> bool:
+    def cluster_id(self) -> str | None:
+        """Return the id that the cluster was given when it was made; None before Kafka 0.10.1."""
+        found: str | None = self._cluster().cluster_id
+        return found
+
+    def _cluster(self) -> Any:
         try:
-            cluster = self._admin.list_topics(timeout=self._timeout)
+            return self._admin.list_topics(timeout=self._timeout)
         except Exception as error:
-            raise unavailable(error) from error
+            raise self._unavailable(error) from error
+
+    def _has_controller(self) -> bool:
+        cluster = self._cluster()
         return cluster.controller_id in cluster.brokers and cluster.cluster_id is not None
 
 

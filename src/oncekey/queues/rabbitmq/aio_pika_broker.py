@@ -34,7 +34,7 @@ class AioPikaBroker:
             session = await self._opened()
             await session.run(session.program.prepare(declare=self.settings.declare))
             report = await asyncio.to_thread(self.settings.ask_report, session.version)
-            self._facts = self.settings.facts(session.version, report)
+            self._facts = self.settings.facts(session.version, report, session.cluster)
             if report is not None:
                 session.program.retry_delay = self._retry_delay = report.retry_delay
         return self._facts

@@ -202,7 +202,7 @@ def _check_client(client: Any, program: StreamProgram) -> None:
             "without it"
         )
     own = program.settings
-    keys = (own.stream, own.due_key, own.dead_key, own.parked_key)
+    keys = (own.stream, own.due_key, own.dead_key, own.parked_key, own.broker_key)
     is_cluster = isinstance(client, (redis.RedisCluster, redis.asyncio.RedisCluster))
     if is_cluster and len({key_slot(key.encode()) for key in keys}) > 1:
         raise ConfigurationError(

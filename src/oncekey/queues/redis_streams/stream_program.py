@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import Settled
+from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
@@ -122,8 +123,9 @@ class StreamProgram:
             self._process = os.getpid()  # it was made before a fork
             self.consumer = _consumer_name()
         wanted = MARKER_PREFIX + secrets.token_hex(8) if self._needs_identity else ""
-        arguments = (own.group, own.start_id, MARKER_PREFIX, wanted)
-        is_found, marker, groups = yield RunScript("open", (own.stream,), arguments)
+        arguments = (own.group, own.start_id, MARKER_PREFIX, wanted, secrets.token_hex(8))
+        keys = (own.stream, own.broker_key)
+        is_found, marker, groups, broker = yield RunScript("open", keys, arguments)
         if not is_found:
             raise ConfigurationError(
                 f"the stream {own.stream!r} has no group {own.group!r}. Say where it begins: "
@@ -139,7 +141,12 @@ class StreamProgram:
         info = yield AskServer()
         for warning in server_warnings(info):
             _log.warning("stream %s: %s", own.stream, warning)
-        return BrokerFacts(own.stream, identity=self.identity, retention=own.retention_s)
+        return BrokerFacts(
+            own.stream,
+            identity=self.identity,
+            retention=own.retention_s,
+            broker=identity_of("redis", id=broker.decode()),
+        )
 
     # --- receiving ----------------------------------------------------------------------------
 

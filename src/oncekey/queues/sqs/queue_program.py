@@ -121,6 +121,7 @@ class QueueProgram:
             hold_max=VISIBILITY_MAX_S,
             receives_max=source.max_receives or None,
             ordered=source.is_fifo,
+            broker=source.broker,
         )
 
     @property
