@@ -280,7 +280,7 @@ def test_a_killed_node_loses_nothing_of_a_quorum_queue(store: str) -> None:
 
 
 def until_ended(consumer: Any) -> None:
-    """Wait for a consumer that ends by itself; one that is stopped at once may not have begun."""
+    # One that is stopped at once may not have begun.
     processes.wait_until(lambda: consumer._was_run and not consumer._is_running, "it has ended", 90)
 
 
@@ -392,7 +392,6 @@ def connected(consumer: Any) -> None:
 def test_a_refused_login_ends_a_consumer_at_once(
     kind: str, queue: str, store: str, wrong: str
 ) -> None:
-    """It does not wait for this broker, as it does for one that is not up yet."""
     right = rabbitmq().url
     url = right.replace("guest:guest", "guest:wrong")
     if wrong == "host":

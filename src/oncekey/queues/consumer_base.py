@@ -42,7 +42,6 @@ from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.message_key import KeyChoice
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry, WorkInHand
-from oncekey.stores.postgres.errors import sqlstate_of
 
 PAUSE_FIRST_S: Final = 0.2  # before a store or a broker that was down is tried again
 PAUSE_MAX_S: Final = 10.0
@@ -242,6 +241,8 @@ class ConsumerBase:
 
     def _tell_unstarted(self, error: OncekeyError, pause: float) -> None:
         """Log that the broker or the store is waited for; raises the error if it is refused."""
+        from oncekey.stores.postgres.errors import sqlstate_of  # only a store that fails needs it
+
         if isinstance(error, LoginRefused) or sqlstate_of(error).startswith(_REFUSED_BY_STORE):
             raise error
         _log.warning(

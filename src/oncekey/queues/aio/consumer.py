@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
+from oncekey.queues.aio.slots import Slots
 from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, Settled
 from oncekey.queues.broker_faults import answered, is_cancelled
 from oncekey.queues.broker_identity import async_bound_scope
@@ -32,51 +32,12 @@ from oncekey.queues.consumer_base import (
     next_pause,
 )
 from oncekey.queues.consumer_settings import ConsumerPlan, check_engine
-from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind
+from oncekey.queues.disposition import STOPPED, Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
 _FULL_WAIT_S: Final = 0.5  # while no more messages may be taken, the broker is met this often
 _log = logging.getLogger("oncekey")
-
-
-class Slots:
-    """As many places as handlers may run; `async with` waits for one in turn."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self.is_closed = False
-
-    async def __aenter__(self) -> None:
-        while not self._free and not self.is_closed:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                self._wake()  # it may have been the one that was woken
-                raise
-        if self.is_closed:
-            raise ConsumerStops("the consumer stops")
-        self._free -= 1
-
-    async def __aexit__(self, *error: object) -> None:
-        self._free += 1
-        self._wake()
-
-    def close(self) -> None:
-        """Let nobody in any more: whoever waits gets ConsumerStops."""
-        self.is_closed = True
-        while self._waiters:
-            self._wake()
-
-    def _wake(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
 
 
 class AsyncConsumer(ConsumerBase):

@@ -2,10 +2,9 @@
 
 One thread receives. Workers handle messages: as many as a batch has where keys are claimed ahead,
 so that a batch is claimed together and only `concurrency` of them run handlers; else no more than
-that. One more thread settles what is done and extends the deadlines of the rest, so that a long
-poll delays neither. The thread that calls `run` meets no broker: it waits for a stop, and ends in
-time whatever the broker does. A call that the broker never answers stays behind in a daemon thread,
-and the broker is left when it has come back.
+that. One more thread settles what is done and extends the deadlines of the rest. The thread that
+calls `run` meets no broker, so that a stop ends it in time. A call that the broker never answers
+stays behind in a daemon thread, and the broker is left when it has come back.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 from oncekey.engine.blocking.once import Once
+from oncekey.queues.blocking.done_messages import take_done
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, Settled
 from oncekey.queues.broker_identity import bound_scope
@@ -57,7 +57,7 @@ class Consumer(ConsumerBase):
         super().__init__(handler, is_async=False, **options)
         self._once = once
         self._broker = broker
-        # Not an event: a signal that comes while one is set would wait for that event's own lock.
+        # Not an event: a signal that comes while one is set would wait for its lock.
         self._is_stopping = False
         self._receiving_ended = threading.Event()
         # The lock guards the work in hand, the slots and whether the store is up. Each kind of
@@ -103,7 +103,6 @@ class Consumer(ConsumerBase):
         self._begin()
         with self._ending():
             receiver = self._thread(self._start_and_receive, "receive")
-            receiver.start()
             try:
                 while receiver.is_alive() and not self._is_stopping:
                     receiver.join(_STOP_LOOK_S)
@@ -111,16 +110,17 @@ class Consumer(ConsumerBase):
                 self._end(receiver)
 
     def _thread(self, target: Callable[[], None], what: str) -> threading.Thread:
-        return threading.Thread(target=target, name=f"oncekey-{what}-{self.name}", daemon=True)
+        name = f"oncekey-{what}-{self.name}"
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _start_and_receive(self) -> None:
         try:
             plan = self._start_patiently()
-            if plan is None:
-                return
-            self._settler = self._thread(functools.partial(self._settle, plan), "settle")
-            self._settler.start()
-            self._receive(plan, self._message_handler(plan, in_loop=True))
+            if plan is not None:
+                self._settler = self._thread(functools.partial(self._settle, plan), "settle")
+                self._receive(plan, self._message_handler(plan, in_loop=True))
         except BaseException as error:
             self._error = self._error or error
 
@@ -142,8 +142,8 @@ class Consumer(ConsumerBase):
                 return self._start()
             except AWAITED_AT_START as error:
                 self._tell_unstarted(error, pause)
-            self._stopped_within(pause)
-            pause = next_pause(pause)
+                self._stopped_within(pause)
+                pause = next_pause(pause)
         return None
 
     def _leave(self) -> None:
@@ -154,9 +154,8 @@ class Consumer(ConsumerBase):
 
     def _message_handler(self, plan: ConsumerPlan, *, in_loop: bool = False) -> MessageHandler:
         run = self._inbox.run if self._inbox is not None else None
-        if not in_loop:
-            return MessageHandler(self._once, self._call, plan, run=run)
-        return MessageHandler(self._once, self._call, plan, run=run, slot=self._slot)
+        slot = self._slot if in_loop else nullcontext
+        return MessageHandler(self._once, self._call, plan, run=run, slot=slot)
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
@@ -191,14 +190,11 @@ class Consumer(ConsumerBase):
                 continue
             pause = PAUSE_FIRST_S
             if messages:
-                self._take(messages, handler)
+                with self._lock:
+                    ready = self._hand.take(messages, time.monotonic())
+                self._dispatch(ready, handler)
             elif not free:
                 self._wait_for_room(handler)
-
-    def _take(self, messages: Sequence[Message], handler: MessageHandler) -> None:
-        with self._lock:
-            ready = self._hand.take(messages, time.monotonic())
-        self._dispatch(ready, handler)
 
     def _dispatch(self, ready: Sequence[Entry], handler: MessageHandler) -> None:
         ahead = self._claims_ahead(handler.plan)
@@ -212,11 +208,7 @@ class Consumer(ConsumerBase):
         with self._lock:
             missing = min(most, len(self._hand)) - len(self._workers)
             for _ in range(missing):
-                worker = threading.Thread(
-                    target=self._work, args=(handler,), name=f"oncekey-{self.name}", daemon=True
-                )
-                self._workers.append(worker)
-                worker.start()
+                self._workers.append(self._thread(functools.partial(self._work, handler), "work"))
 
     def _wait_for_room(self, handler: MessageHandler) -> None:
         """Wait until messages can be taken again: one in hand was settled, or the store is back."""
@@ -328,7 +320,7 @@ class Consumer(ConsumerBase):
             due = time.monotonic() + every
             is_over = False
             while not is_over:
-                settled, is_over = self._take_done(max(0.0, due - time.monotonic()))
+                settled, is_over = take_done(self._done, max(0.0, due - time.monotonic()))
                 if settled:
                     self._broker_call(self._broker.settle, settled)
                     self._count(settled)
@@ -345,19 +337,6 @@ class Consumer(ConsumerBase):
         except BaseException as error:
             self._note_failure(error)
             self.stop()
-
-    def _take_done(self, wait: float) -> tuple[list[Settled], bool]:
-        """Everything that is done by now, after waiting for the first of it; and whether that is
-        all there will be."""
-        settled: list[Settled] = []
-        try:
-            part = self._done.get(timeout=wait)
-            while part is not None:
-                settled += part
-                part = self._done.get_nowait()
-        except queue.Empty:
-            return settled, False
-        return settled, True
 
     def _broker_call(
         self,
@@ -392,17 +371,16 @@ class Consumer(ConsumerBase):
         self._done.put(None)
         if self._settler is not None:
             self._settler.join(max(SETTLE_LAST_S, until - time.monotonic()))
-        leaver = self._thread(functools.partial(self._leave_after, receiver), "leave")
-        leaver.start()
+        leave = functools.partial(self._leave_after, receiver, self._settler)
+        leaver = self._thread(leave, "leave")
         leaver.join(LEAVE_LAST_S)
         if leaver.is_alive():
             self._tell_unanswered()
 
-    def _leave_after(self, receiver: threading.Thread) -> None:
+    def _leave_after(self, *users: threading.Thread | None) -> None:
         """Leave the broker when nobody uses it any more."""
-        receiver.join()
-        if self._settler is not None:
-            self._settler.join()
+        for user in filter(None, users):
+            user.join()
         self._leave()
 
     def _give_back_unbegun(self) -> None:

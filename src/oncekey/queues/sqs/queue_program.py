@@ -64,11 +64,7 @@ _VISIBILITY_MARGIN_S: Final = 2
 # A long poll asks every server of SQS; a letter that is left in its place is not received twice.
 _LETTER_WAIT_S: Final = 1
 LETTER_HIDDEN_S: Final = 300
-_COUNTS: Final = (
-    "ApproximateNumberOfMessages",
-    "ApproximateNumberOfMessagesNotVisible",
-    "ApproximateNumberOfMessagesDelayed",
-)
+_COUNTS: Final = ("", "NotVisible", "Delayed")
 
 
 class QueueProgram:
@@ -359,7 +355,8 @@ def _count_of(queue: QueueAttributes) -> Program[int]:
     answer = yield Call("get_queue_attributes", {"QueueUrl": queue.url, "AttributeNames": ["All"]})
     if isinstance(answer, CallFailed):
         raise _error("ask about", queue.name, answer)
-    return sum(int(answer["Attributes"].get(name, 0)) for name in _COUNTS)
+    found = answer["Attributes"]
+    return sum(int(found.get(f"ApproximateNumberOfMessages{name}", 0)) for name in _COUNTS)
 
 
 def _receive_letters(dead: QueueAttributes, most: int) -> Program[list[Message]]:
