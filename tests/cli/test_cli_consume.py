@@ -220,13 +220,18 @@ def test_handlers_that_outlast_the_stop_timeout_make_it_fail(
 # --- failures at the start ------------------------------------------------------------------------
 
 FAILING = """
-class Down(QuickBroker):
+class Late(QuickBroker):
+    missing = 2
     def facts(self):
-        raise BrokerUnavailable("nothing answers at 127.0.0.1:5672")
+        self.missing -= 1
+        if self.missing >= 0:
+            raise BrokerUnavailable("nothing answers at 127.0.0.1:5672")
+        return super().facts()
 class Odd(QuickBroker):
     def facts(self):
         raise ValueError("a driver's own error")
-down = Consumer(once, ship, Down("down"), name="down", **options)
+late_queue = Late("late")
+starts_first = Consumer(once, ship, late_queue, name="starts_first", **options)
 odd = Consumer(once, ship, Odd("odd"), name="odd", **options)
 nameless = Consumer(
     once, ship, MemoryBroker(facts=BrokerFacts("nameless")), name="nameless", key="delivery"
@@ -242,7 +247,6 @@ async def late():
 @pytest.mark.parametrize(
     ("names", "code", "words"),
     [
-        (("down",), ExitCode.FAILED, "nothing answers at 127.0.0.1:5672"),
         (("odd",), ExitCode.FAILED, "odd ended with ValueError: a driver's own error"),
         (("nameless",), ExitCode.USAGE, "key='delivery'"),
         (("nothing",), ExitCode.USAGE, "is empty"),
@@ -265,12 +269,24 @@ def test_what_cannot_be_consumed_is_one_clear_line(
     assert "ended" not in ran.out
 
 
+def test_a_consumer_that_starts_before_its_broker_waits_for_it(
+    here: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with imported(tmp_path, FAILING) as shop:
+        shop.late_queue.send('{"id": "o1"}')
+        shop.stop_after(1, shop.starts_first)
+        ran = here("consume", f"{shop.__name__}:starts_first", "--json")
+    assert ran.code == ExitCode.OK
+    assert caplog.text.count("cannot begin yet: nothing answers at 127.0.0.1:5672") == 2
+    assert shipped(tmp_path) == ["o1"]
+
+
 def test_one_that_fails_stops_the_others_gracefully(here: Command, tmp_path: Path) -> None:
     with imported(tmp_path, FAILING) as shop:
         shop.orders.send('{"id": "o1"}')
-        ran = here("consume", f"{shop.__name__}:consumer", f"{shop.__name__}:down", "--json")
+        ran = here("consume", f"{shop.__name__}:consumer", f"{shop.__name__}:odd", "--json")
     assert ran.code == ExitCode.FAILED
-    assert "nothing answers" in ran.err
+    assert "a driver's own error" in ran.err
     ends = [event for event in events(ran.out) if event["event"] == "end"]
-    assert [end["consumer"] for end in ends] == ["ship", "down"]
+    assert [end["consumer"] for end in ends] == ["ship", "odd"]
     assert ends[0]["in_hand"] == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +50,7 @@ def test_i1_a_redriven_message_runs_again_once_and_its_duplicates_do_not(
             "consumer": "ship",
             "queue": "orders",
             "id": "INC-7",
+            "parked": False,
             "moved": 2,
             "most": 1_000,
             "stopped": False,
@@ -78,34 +78,52 @@ def test_most_limits_it_and_the_oldest_go_first(here: Command, tmp_path: Path) -
         assert [m.json()["id"] for m in shop.orders.receive(9, 0.0, 1.0)] == ["o0", "o1"]
 
 
-def test_more_than_a_batch_is_moved_batch_by_batch(here: Command, tmp_path: Path) -> None:
+@BOTH
+def test_a_letter_that_fails_again_meanwhile_is_not_moved_twice(
+    here: Command, tmp_path: Path, which: str
+) -> None:
+    """The consumer handles each message as soon as it is back, and its handler still fails."""
     with imported(tmp_path) as shop:
-        shop.orders.dead_letters = [Message(b"{}", "orders") for _ in range(250)]
-        asked: list[int] = []
-        redrive: Callable[[int, str], int] = shop.orders.redrive
+        make_dead_letters(shop, 3)
+        send = shop.orders.send
 
-        def counted(most: int, id: str) -> int:
-            asked.append(most)
-            return redrive(most, id)
+        def sent(*args: Any, **options: Any) -> str:
+            id: str = send(*args, **options)
+            handle_all(shop)
+            return id
 
-        shop.orders.redrive = counted
-        ran = here("redrive", f"{shop.__name__}:consumer", "--most", "240", "--yes", "--json")
-        assert ran.data["moved"] == 240
-        assert asked == [100, 100, 40]
+        shop.orders.send = sent
+        ran = here("redrive", f"{shop.__name__}:{which}", "--yes", "--json")
+        assert ran.data["moved"] == 3
+        assert sorted(shop.ran) == ["o0", "o1", "o2"]
 
 
-def test_a_signal_ends_it_after_the_batch_and_says_how_to_go_on(
-    here: Command, tmp_path: Path
+@BOTH
+def test_parked_messages_are_moved_by_their_own_option(
+    here: Command, tmp_path: Path, which: str
 ) -> None:
     with imported(tmp_path) as shop:
+        make_dead_letters(shop, 1)
+        shop.orders.parked = [Message(b'{"id": "p0"}', "orders")]
+        ran = here("redrive", f"{shop.__name__}:{which}", "--parked", "--yes")
+        assert ran.out.startswith("1 parked message moved back into orders")
+        (back,) = shop.orders.receive(9, 0.0, 1.0)
+        assert REDRIVE_HEADER not in back.headers
+        assert (len(shop.orders.dead_letters), shop.orders.parked) == (1, [])
+
+
+def test_a_signal_ends_it_and_says_how_to_go_on(here: Command, tmp_path: Path) -> None:
+    with imported(tmp_path) as shop:
         shop.orders.dead_letters = [Message(b"{}", "orders") for _ in range(250)]
-        redrive: Callable[[int, str], int] = shop.orders.redrive
+        send = shop.orders.send
 
-        def interrupted(most: int, id: str) -> int:
-            signal.raise_signal(signal.SIGTERM)
-            return redrive(most, id)
+        def interrupted(*args: Any, **options: Any) -> str:
+            if len(shop.orders) == 99:
+                signal.raise_signal(signal.SIGTERM)
+            id: str = send(*args, **options)
+            return id
 
-        shop.orders.redrive = interrupted
+        shop.orders.send = interrupted
         ran = here("redrive", f"{shop.__name__}:consumer", "--id", "INC-7", "--yes", "--json")
         assert (ran.code, ran.data["moved"], ran.data["stopped"]) == (130, 100, True)
         assert "go on with --id INC-7" in ran.err

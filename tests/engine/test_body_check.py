@@ -1,4 +1,5 @@
-"""A wrong body is refused before its key is claimed; a body that has not run frees its key."""
+"""A wrong body is refused before its key is claimed; one that gives what has not run is
+not run again."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from oncekey import AsyncOnce, ConfigurationError, MissingKey, NotReplayable, Once
+from oncekey import (
+    AsyncOnce,
+    ConfigurationError,
+    MissingKey,
+    NotReplayable,
+    Once,
+    OperationFailed,
+)
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 
 ran: list[object] = []
@@ -187,17 +195,39 @@ UNSTARTED: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("body", UNSTARTED)
-def test_a_body_that_returns_an_unstarted_coroutine_or_generator_frees_its_key(body: Any) -> None:
+def test_i1_a_body_that_returns_an_unstarted_coroutine_or_generator_is_not_run_again(
+    body: Any,
+) -> None:
+    """What it did before cannot be seen, so its key is not free: somebody has to decide."""
     ran.clear()
 
     async def main() -> None:
         async with AsyncOnce("memory://") as once:
             with pytest.raises(ConfigurationError, match="has not run"):
-                await once.run("charge", "k", body)
+                await once.run("charge", "k", body, retry_safe=True)
             assert ran == []
-            assert (await once.run("charge", "k", later)).value == "later"
+            with pytest.raises(OperationFailed, match="free it by `release`"):
+                await once.run("charge", "k", later)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("gives", [lambda: later(None), lambda: generator(None)])
+def test_i1_an_effect_before_an_unstarted_coroutine_or_generator_happens_once(gives: Any) -> None:
+    effects: list[str] = []
+
+    def charge(*arguments: Any) -> Any:
+        effects.append("charged")
+        return gives()
+
+    with Once("memory://") as once:
+        guarded = once.guard("guarded", key=lambda order: order, retry_safe=True)(charge)
+        for failure in (ConfigurationError, OperationFailed):
+            with pytest.raises(failure):
+                once.run("charge", "k", charge, retry_safe=True)
+            with pytest.raises(failure):
+                guarded("o-1")
+    assert effects == ["charged"] * 2
 
 
 @pytest.mark.filterwarnings("ignore:coroutine 'later'")

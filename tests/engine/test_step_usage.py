@@ -18,6 +18,7 @@ from oncekey import (
     NotReplayable,
     NotStarted,
     Once,
+    OperationFailed,
     StepResult,
     StoreUnavailable,
 )
@@ -45,6 +46,21 @@ def test_a_step_that_returns_a_coroutine_or_generator_is_not_started(once: Once,
     with pytest.raises(NotStarted, match="has not run"):
         once.run("op", "k", lambda attempt: attempt.step("pay", fn))
     assert once.run("op", "k", lambda attempt: attempt.step("pay", lambda key: "paid")).value
+
+
+def test_i1_a_step_whose_function_did_something_before_it_gave_a_coroutine_is_not_run_again(
+    once: Once,
+) -> None:
+    paid: list[str] = []
+
+    def pay(key: str) -> Any:
+        paid.append(key)
+        return asynchronous(key)
+
+    for failure in (ConfigurationError, OperationFailed):
+        with pytest.raises(failure):
+            once.run("op", "k", lambda attempt: attempt.step("pay", pay), retry_safe=True)
+    assert len(paid) == 1
 
 
 def test_an_async_probe_in_a_sync_engine_is_refused(once: Once) -> None:

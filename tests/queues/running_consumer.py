@@ -64,9 +64,14 @@ class RunningConsumer:
         assert not self._thread.is_alive(), "the consumer did not end"
 
     def commands(self, kind: str) -> int:
-        """How many commands of this kind the store was sent."""
+        """How many commands of this kind the store was sent for messages. Before these, the start
+        claims and finishes the key that remembers the broker."""
         kinds: list[str] = self.store.kinds()
-        return kinds.count(kind)
+        return kinds.count(kind) - (kind in ("Claim", "Finish"))
+
+    def wait_until_begun(self) -> None:
+        """Wait until broker and store have been asked; from then on both may fail."""
+        wait_until(lambda: self.consumer._plan is not None, "the consumer has begun")
 
     def _in_threads(self, handler: Callable[..., Any], broker: Any, options: Any) -> None:
         self.store = FaultyStore(MemoryStore(clock=self.clock.wall), {}, immediate=False)

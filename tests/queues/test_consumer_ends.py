@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.queues.running_consumer import Handled, running, send, wait_until
+from tests.queues.running_consumer import Handled, RunningConsumer, running, send, wait_until
 from tests.support.log_records import Written, written_log
 
 from oncekey import AsyncOnce
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.queues import AsyncConsumer, AsyncMemoryBroker
-from oncekey.queues.broker import Settled
+from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.queue_message import Message
@@ -107,6 +109,149 @@ def test_a_refusal_ends_the_consumer_and_the_log_says_why(
         made.join()
     assert made.error is refusal
     assert has_line(log, "consumer shipping ends: ConfigurationError: the right is missing")
+
+
+@pytest.mark.parametrize("what", ["broker", "store"])
+def test_a_consumer_that_starts_first_waits_for_its_broker_and_its_store(
+    kind: str, what: str, log: Written
+) -> None:
+    queue, handler = FaultyBroker(), Handled()
+    send(queue, 1)
+    error = (BrokerUnavailable if what == "broker" else StoreUnavailable)("it is not up yet")
+    queue.errors["facts"] = error  # that of a store comes from the same place, `_start`
+    with running(kind, queue) as made:
+        made.start(handler)
+        wait_until(lambda: not len(queue), "the message is handled")
+    assert made.error is None
+    assert has_line(log, "consumer shipping cannot begin yet: it is not up yet", "trying again")
+
+
+def test_a_stop_ends_a_consumer_that_waits_for_its_broker(kind: str) -> None:
+    class Down(MemoryBroker):
+        asked = 0
+
+        def facts(self) -> BrokerFacts:
+            self.asked += 1
+            raise BrokerUnavailable("it is not up yet")
+
+    queue = Down()
+    with running(kind, queue) as made:
+        made.start(Handled())
+        wait_until(lambda: queue.asked > 1, "it was asked twice")
+    assert made.error is None
+
+
+class DeafBroker(MemoryBroker):
+    """Never returns from one call, and ignores interruptions."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__()
+        self.call = call
+        self.is_called = threading.Event()
+        self.never = threading.Event()
+
+    def _meet(self, call: str) -> None:
+        if call == self.call:
+            self.is_called.set()
+            self.never.wait()
+
+    def facts(self) -> BrokerFacts:
+        self._meet("facts")
+        return super().facts()
+
+    def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        if not len(self):
+            self._meet("receive")
+        return super().receive(most, min(wait, 0.01), lease)
+
+    def settle(self, settled: Sequence[Settled]) -> None:
+        self._meet("settle")
+        super().settle(settled)
+
+    def close(self) -> None:
+        self._meet("close")
+
+
+class AsyncDeafBroker:
+    """The same for tasks. It lets nobody cancel it, as a client that catches everything."""
+
+    def __init__(self, queue: DeafBroker) -> None:
+        self.queue = queue
+
+    async def _meet(self, call: str) -> None:
+        if call == self.queue.call and (call != "receive" or not len(self.queue)):
+            self.queue.is_called.set()
+            while not self.queue.never.is_set():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.05)
+
+    async def facts(self) -> BrokerFacts:
+        await self._meet("facts")
+        return self.queue._facts
+
+    async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        await self._meet("receive")
+        await asyncio.sleep(0.01)
+        return MemoryBroker.receive(self.queue, most, 0.0, lease)
+
+    async def settle(self, settled: Sequence[Settled]) -> None:
+        await self._meet("settle")
+        MemoryBroker.settle(self.queue, settled)
+
+    async def extend(self, messages: Sequence[Message], seconds: float) -> None: ...
+
+    async def close(self) -> None:
+        await self._meet("close")
+
+
+@pytest.mark.parametrize("call", ["facts", "receive", "settle", "close"])
+def test_a_stop_ends_a_consumer_whose_broker_never_answers(
+    kind: str, call: str, log: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("blocking", "aio"):
+        for limit in ("RECEIVE_LAST_S", "SETTLE_LAST_S", "LEAVE_LAST_S"):
+            monkeypatch.setattr(f"oncekey.queues.{module}.consumer.{limit}", 0.05)
+    queue = DeafBroker(call)
+    send(queue, 1)
+    made = RunningConsumer(kind, queue)
+    ended: list[object] = []
+
+    async def run_async() -> None:
+        async def handle(message: Message) -> None: ...
+
+        async with AsyncOnce("memory://") as once:
+            consumer = AsyncConsumer(
+                once,
+                handle,
+                AsyncDeafBroker(queue),
+                name="deaf",
+                key="json:$.id",
+                stop_timeout="0s",
+            )
+            run = asyncio.create_task(consumer.run())
+            while not queue.is_called.is_set():
+                await asyncio.sleep(0.01)
+                if call == "close" and not len(queue):
+                    consumer.stop()
+            consumer.stop()
+            await run
+            ended.append(consumer)
+            queue.never.set()  # the loop waits for what is left in it
+
+    if kind == "tasks":
+        asyncio.run(run_async())
+    else:
+        made.start(Handled(), name="deaf", stop_timeout="0s")
+        if call == "close":
+            wait_until(lambda: not len(queue), "the message is handled")
+        else:
+            wait_until(queue.is_called.is_set, "the broker is deaf")
+        made.stop()
+        made.join()  # while the call still waits
+        assert made.error is None
+        queue.never.set()
+    assert has_line(log, "consumer deaf: the broker does not answer")
+    assert has_line(log, "consumer deaf ends: it was stopped")
 
 
 def test_an_error_at_the_start_ends_it_and_the_log_says_why(kind: str, log: Written) -> None:

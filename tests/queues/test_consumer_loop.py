@@ -78,7 +78,7 @@ def test_a_batch_is_claimed_in_few_calls_of_the_store(kind: str) -> None:
         calls = [call for call in made.store.calls if type(call[0]).__name__ == "Claim"]
         handler.gate.set()
         wait_until(lambda: not len(queue), "the queue is empty")
-    assert len(calls) == 1, [len(call) for call in calls]
+    assert [len(call) for call in calls] == [1, 64], "the start, and the whole batch"
 
 
 def test_copies_of_one_message_that_are_taken_together_are_removed_together(kind: str) -> None:

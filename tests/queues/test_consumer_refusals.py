@@ -3,6 +3,7 @@ cannot work."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -59,6 +60,47 @@ def test_a_handler_that_cannot_be_called_is_refused_before_a_message_meets_it(
 ) -> None:
     with Once("memory://") as once, pytest.raises(ConfigurationError, match=message):
         Consumer(once, handler, MemoryBroker(), name="shipping", key="json:$.id")
+
+
+async def _ship_async(message: Message) -> None: ...
+
+
+def _ships(message: Message) -> Any:
+    yield message
+
+
+async def _ships_async(message: Message) -> Any:
+    yield message
+
+
+class _Shipper:
+    async def __call__(self, message: Message) -> None: ...
+
+
+class _Shippers:
+    def __call__(self, message: Message) -> Any:
+        yield message
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        *(_ship_async, _ships, _ships_async),
+        *(_Shipper(), _Shippers(), _Shipper().__call__, _Shippers().__call__),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [lambda each: each, functools.partial])
+def test_a_handler_that_would_not_run_when_it_is_called_is_refused(
+    handler: Any, wrapped: Any
+) -> None:
+    with Once("memory://") as once, pytest.raises(ConfigurationError, match=r"async|generator"):
+        Consumer(once, wrapped(wrapped(handler)), MemoryBroker(), name="shipping", key="json:$.id")
+
+
+def test_an_async_object_is_a_handler_of_an_async_consumer() -> None:
+    queue = AsyncMemoryBroker(MemoryBroker())
+    for handler in (_Shipper(), functools.partial(_Shipper())):
+        AsyncConsumer(AsyncOnce("memory://"), handler, queue, name="shipping", key="json:$.id")
 
 
 def test_an_engine_of_the_wrong_kind_is_refused(kind: str) -> None:

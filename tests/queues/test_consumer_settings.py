@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey import ConfigurationError, Policy
+from oncekey import ConfigurationError, Once, Policy
 from oncekey.core.policy import KEEP_MAX_US
 from oncekey.queues import BrokerFacts, Message
+from oncekey.queues.broker_identity import bound_scope
 from oncekey.queues.consumer_settings import (
     BATCH_DEFAULT,
     BATCH_MAX,
@@ -37,7 +38,9 @@ def plan(
     facts: BrokerFacts | None = None,
     **changes: Any,
 ) -> ConsumerPlan:
-    return plan_of(settings(options, **changes), facts or BrokerFacts("orders"), Policy())
+    given, told = settings(options, **changes), facts or BrokerFacts("orders")
+    with Once("memory://") as once:
+        return plan_of(given, told, Policy(), bound_scope(once, given, told))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_signal_handler_stops_the_consumer_of_its_own_thread() -> None:
             consumer.run()
         finally:
             signal.signal(signal.SIGUSR1, before)
-        assert broker.calls == 2
+        assert broker.calls >= 2  # the handler runs in the main thread, and receiving goes on
 
 
 def test_a_signal_in_a_waiting_receive_ends_it() -> None:

@@ -37,7 +37,9 @@ RETURNED = {FENCE_HEADER: "77", TRIES_HEADER: "3"}
 
 def plan(**changes: Any) -> ConsumerPlan:
     given: dict[str, Any] = {"name": "ship", "key": "json:$.id", "options": {}}
-    return plan_of(ConsumerSettings(**{**given, **changes}), BrokerFacts("orders"), Policy())
+    return plan_of(
+        ConsumerSettings(**{**given, **changes}), BrokerFacts("orders"), Policy(), "shipping/orders"
+    )
 
 
 def drive(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from tests.queues.running_consumer import running, wait_until
@@ -73,3 +73,32 @@ def test_a_look_that_fails_in_any_way_removes_nothing() -> None:
         ended = consume(once, "1", b"", handler, name="s", queue="q", retry_safe=True)
     assert ended.kind is Kind.GIVE_BACK
     assert "RuntimeError: not an outage" in ended.reason
+
+
+def _number() -> object:
+    yield 1
+
+
+async def _later() -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+@pytest.mark.filterwarnings("ignore:coroutine '_later'")
+@pytest.mark.parametrize("gives", [_number, _later])
+def test_i1_a_handler_that_gives_what_has_not_run_is_a_dead_letter_after_its_first_try(
+    kind: str, gives: Callable[[], object]
+) -> None:
+    """Its effect has happened: also a retry-safe handler is not called a second time."""
+    queue, effects = MemoryBroker(), list[object]()
+
+    def handler(message: Message) -> object:
+        effects.append(message.delivery_id)
+        return gives()
+
+    queue.send('{"id": 1}')
+    with running(kind, queue) as made:
+        made.start(handler, retry_safe=True, max_tries=3, backoff="1ms")
+        wait_until(lambda: not len(queue), "the message is settled")
+    assert len(effects) == 1
+    if kind == "threads":
+        assert "has not run" in queue.dead_letters[0].headers["oncekey-error"]

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from tests.queues.kafka_topics import SECONDS, Topic, consumer_of, running, wait_for
 from tests.support.kafka_servers import kafka_mock
 from tests.support.servers.kafka_server import KafkaMock
@@ -55,8 +55,12 @@ class SyncConsumers:
         self._once = Once("memory://", policy=POLICY)
 
     @contextmanager
-    def running(self, handler: Handler, **options: Any) -> Iterator[Any]:
-        with running(consumer_of(self._topic, self._once, handler, **options)) as consumer:
+    def running(
+        self, handler: Handler, *, reset: str = "earliest", **options: Any
+    ) -> Iterator[Any]:
+        config = {**self._topic.config, "auto.offset.reset": reset}
+        given = {"config": config, **options}
+        with running(consumer_of(self._topic, self._once, handler, **given)) as consumer:
             yield consumer
 
     def redrive(self, most: int, id: str) -> int:
@@ -76,14 +80,16 @@ class AsyncConsumers:
         self._loop = asyncio.Runner()
         self._once = AsyncOnce("memory://", policy=POLICY)
 
-    def _consumer(self, handler: Handler, **options: Any) -> AsyncKafkaConsumer:
+    def _consumer(
+        self, handler: Handler, *, reset: str = "earliest", **options: Any
+    ) -> AsyncKafkaConsumer:
         async def awaited(message: Message) -> object:
             return handler(message)
 
         config = {
             "bootstrap_servers": self._topic.client["bootstrap.servers"],
             "group_id": self._topic.group,
-            "auto_offset_reset": "earliest",
+            "auto_offset_reset": reset,
             # The mock forgets a member that leaves only after its session, and needs 3 s to let
             # the first one join.
             "session_timeout_ms": 4_000,
@@ -294,3 +300,33 @@ def test_a_consumer_stops_in_order_while_its_brokers_are_away(
             wait_for(lambda: consumer.counts[Kind.REMOVE] == 1, "the message is handled")
             wait_for(lambda: "Failed fetch messages" in caplog.text, "the broker is missed")
         consumers.close()
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["added-later", "fell-behind"])
+def test_latest_skips_nothing_of_a_partition_that_comes_after_the_group_has_begun(
+    consumers: Any, topic: Topic, is_new: bool
+) -> None:
+    """The group has an offset in one partition and none in another, as after one was added; or one
+    that the topic does not have any more. What waits there came after the group had begun."""
+    topic.send("skipped", partition=0)
+    began = TopicPartition(topic.name, 0, 1)
+    gone = TopicPartition(topic.name, 1, 1_000_000)
+    topic._asking.commit(offsets=[began] if is_new else [began, gone], asynchronous=False)
+    topic.send("waiting", partition=1)
+    seen: list[str] = []
+    with consumers.running(lambda message: seen.append(message.json()["order"]), reset="latest"):
+        topic.send("later", partition=0)
+        wait_for(lambda: len(seen) >= 2, "both orders are handled")
+    assert sorted(seen) == ["later", "waiting"]
+
+
+def test_latest_begins_at_the_end_of_every_partition_whoever_has_it(
+    consumers: Any, topic: Topic
+) -> None:
+    """The first member commits where the group begins for all partitions, so that a second one does
+    not take the others for new."""
+    topic.send("skipped", partition=0)
+    topic.send("skipped", partition=1)
+    with consumers.running(lambda message: None, reset="latest"):
+        wait_for(lambda: topic.committed() == topic.ends(topic.name), "the start is committed")
+    assert topic.partitions > 1

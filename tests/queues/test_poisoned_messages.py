@@ -31,7 +31,9 @@ class DeadConsumers:
         settings = ConsumerSettings(
             name="shipping", key="json:$.id", max_tries=max_tries, options={"retry_safe": True}
         )
-        self.plan: ConsumerPlan = plan_of(settings, BrokerFacts("orders"), self.once.policy)
+        self.plan: ConsumerPlan = plan_of(
+            settings, BrokerFacts("orders"), self.once.policy, "shipping/orders"
+        )
         call = HandlerCall(self._handle, is_async=False, in_transaction=False)
         self.handler = MessageHandler(self.once, call, self.plan)
 

@@ -18,7 +18,7 @@ from tests.support.servers import Proxy, RabbitServer, processes, require
 
 from oncekey import Terminal
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker import BrokerUnavailable, LoginRefused
 from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.aio_pika_broker import AioPikaBroker
@@ -279,13 +279,18 @@ def test_a_killed_node_loses_nothing_of_a_quorum_queue(store: str) -> None:
 # --- what is refused at the start -----------------------------------------------------------------
 
 
+def until_ended(consumer: Any) -> None:
+    # One that is stopped at once may not have begun.
+    processes.wait_until(lambda: consumer._was_run and not consumer._is_running, "it has ended", 90)
+
+
 def refused(queue: str, store: str, **options: Any) -> str:
     node = rabbitmq()
     with (
         pytest.raises(ConfigurationError) as caught,
-        consuming("sync", store, Handler(), queue, url=node.url, **options),
+        consuming("sync", store, Handler(), queue, url=node.url, **options) as consumer,
     ):
-        pass
+        until_ended(consumer)
     return str(caught.value)
 
 
@@ -381,3 +386,15 @@ def connected(consumer: Any) -> None:
         return session is not None and session.program.is_subscribed
 
     processes.wait_until(is_subscribed, "the consumer is subscribed")
+
+
+@pytest.mark.parametrize("wrong", ["user", "host"])
+def test_a_refused_login_ends_a_consumer_at_once(
+    kind: str, queue: str, store: str, wrong: str
+) -> None:
+    right = rabbitmq().url
+    url = right.replace("guest:guest", "guest:wrong")
+    if wrong == "host":
+        url = right.rpartition("/")[0] + "/there-is-no-such-host"
+    with pytest.raises(LoginRefused), consuming(kind, store, print, queue, url=url) as consumer:
+        until_ended(consumer)

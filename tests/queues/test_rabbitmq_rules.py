@@ -36,6 +36,7 @@ from oncekey.queues.rabbitmq.rabbit_facts import (
     warnings_of,
 )
 from oncekey.queues.rabbitmq.topology import delay_arguments, delay_step, names_of
+from oncekey.queues.redrive import to_the_end
 
 NAMES = names_of("orders", None, None)
 RETRY = Disposition(Kind.RETRY, 1.5)
@@ -141,7 +142,7 @@ def test_leaving_gives_back_what_is_not_settled() -> None:
 
 
 def test_a_letter_that_fails_again_is_not_redriven_in_the_same_round() -> None:
-    steps = program_with().redrive(100, "monday")
+    steps = program_with().redrive(100, "monday", False, to_the_end)
     assert next(steps) == CountMessages("orders.dead")
     assert steps.send(1) == Take("orders.dead")
     publish = steps.send(message(3))

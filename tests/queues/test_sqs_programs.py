@@ -127,6 +127,7 @@ def test_facts_tell_the_retention_of_both_queues_and_the_identity() -> None:
         hold_max=12 * 3600,
         receives_max=100,
         ordered=False,
+        broker="sqs partition=aws region=x account=1 endpoint=sqs",
     )
 
 

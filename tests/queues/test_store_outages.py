@@ -23,6 +23,7 @@ def test_while_the_store_is_down_nothing_is_taken_or_removed(kind: str) -> None:
     queue, handler = MemoryBroker(), Handled()
     with running(kind, queue) as made:
         made.start(handler, retry_safe=True, batch=8)
+        made.wait_until_begun()
         made.store.down = True
         for id in range(30):
             send(queue, id)

@@ -7,6 +7,8 @@ an event and an entry of the replay cache (`Outcomes.record`), which may answer 
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, NamedTuple
@@ -15,7 +17,7 @@ from oncekey.core import codec as codecs
 from oncekey.core.codec import Codec, JSONCodec, pack_value
 from oncekey.core.commands import from_fields
 from oncekey.core.effects import AttemptOutcome, Grant, Recovered, Returned
-from oncekey.core.errors import ConfigurationError, NotStarted
+from oncekey.core.errors import ConfigurationError, NotStarted, Terminal
 from oncekey.core.events import EventKind
 from oncekey.core.identity import Identity, KeyLike
 from oncekey.core.origin import FUNCTION, Origin, origin_of
@@ -32,25 +34,51 @@ from oncekey.engine.results import SECOND, Result, result_of
 # What a call gives that has not run a single line yet. None of these types can be subclassed.
 _FINISHED, _REPLAYED = EventKind.FINISHED, EventKind.REPLAYED
 UNSTARTED: Final = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
+_GIVES_UNSTARTED: Final = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
 
 
-class BodyNotRun(NotStarted, ConfigurationError):
-    """The body gave a coroutine or a generator, so nothing of it has run: the key stays free."""
+class BodyNotRun(Terminal, ConfigurationError):
+    """The body gave a coroutine or a generator, which has not run. What the body did before may
+    have had an effect, so its key is stored as failed and nothing runs again by itself."""
 
 
-def check_started(job: Job, value: object, what: str = "the body") -> None:
-    """Raise BodyNotRun if the value is a coroutine or a generator."""
-    if type(value) in UNSTARTED:
-        raise not_run(job, value, what)
+class StepNotRun(NotStarted, ConfigurationError):
+    """The function of a step is async or a generator function, so nothing of it has run."""
+
+
+def check_started(
+    job: Job, value: object, what: str = "the body", fn: Callable[..., Any] | None = None
+) -> None:
+    """Raise BodyNotRun if the value is a coroutine or a generator; StepNotRun if it can be seen of
+    `fn`, which gave it, that this is all it does."""
+    if type(value) not in UNSTARTED:
+        return
+    if fn is not None and any(is_kind(fn) for is_kind in _GIVES_UNSTARTED):
+        close_unstarted(value)
+        raise StepNotRun(
+            f"{what} of {job.identity.operation!r} is async or a generator function, and has not "
+            "run; give a plain function, or run it with AsyncOnce"
+        )
+    raise not_run(job, value, what)
+
+
+def close_unstarted(value: object) -> None:
+    """Close a coroutine or a generator, so that nobody is told that it was never awaited."""
+    if isinstance(value, (CoroutineType, GeneratorType)):
+        value.close()
 
 
 def not_run(job: Job, value: object, what: str = "the body") -> BodyNotRun:
     """The error for an unstarted value, which is closed."""
-    if isinstance(value, (CoroutineType, GeneratorType)):
-        value.close()
+    close_unstarted(value)
     return BodyNotRun(
         f"{what} of {job.identity.operation!r} gave a {type(value).__name__}, which has "
-        "not run; run async functions with AsyncOnce, await all of it, return plain values"
+        "not run; run async functions with AsyncOnce, await all of it, return plain values. The "
+        "key is stored as failed: free it by `release` when you know that nothing had happened"
     )
 
 

@@ -17,6 +17,7 @@ from oncekey.core.errors import OncekeyError
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Disposition
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn, to_the_end
 
 RECEIVE_WAIT_S: Final = 5.0  # the longest that `receive` is asked to wait for a message
 
@@ -27,6 +28,12 @@ class BrokerUnavailable(OncekeyError):
     """The broker did not answer as it should. Nothing was removed that it does not say."""
 
     status = 503
+
+
+class LoginRefused(BrokerUnavailable):
+    """The broker refuses the login: the user, the password or the virtual host is wrong. At the
+    start this ends a consumer. Later it is tried again like any other failure, because a server
+    whose directory of users is away refuses everybody."""
 
 
 class Broker(Protocol):
@@ -56,11 +63,15 @@ class Broker(Protocol):
     def extend(self, messages: Sequence[Message], seconds: float) -> None:
         """Hold these messages for so many seconds more, from now."""
 
-    def redrive(self, most: int, id: str) -> int:
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
         """Move at most `most` dead letters back into the queue, the oldest first, and say how many;
         for `oncekey redrive`. Each gets the header `oncekey-redrive: ID` (REDRIVE_HEADER) beside
-        the marks it has, durably, before it is removed from the dead-letter queue. Called on a
-        broker whose `facts` were asked, and that nobody receives from."""
+        the marks it has, durably, before it is removed from the dead-letter queue. With `parked`
+        the parked messages are moved instead, without that header, which would open a failed key.
+
+        A call moves only what was there when it began: a message that fails again, or is parked
+        again, meanwhile is not moved twice. `go_on` is called with the number so far, at least once
+        for every 100 messages. Called on a broker that nobody receives from."""
 
     def close(self) -> None:
         """Leave the broker. What was not settled is delivered again."""
@@ -76,5 +87,7 @@ class AsyncBroker(Protocol):
     async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]: ...
     async def settle(self, settled: Sequence[Settled]) -> None: ...
     async def extend(self, messages: Sequence[Message], seconds: float) -> None: ...
-    async def redrive(self, most: int, id: str) -> int: ...
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int: ...
     async def close(self) -> None: ...

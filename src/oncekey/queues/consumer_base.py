@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from oncekey.core.duration import Duration
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, InFlight, OncekeyError, StoreUnavailable
 from oncekey.core.policy import Policy
-from oncekey.queues.broker import BrokerUnavailable, Settled
+from oncekey.queues.broker import RECEIVE_WAIT_S, BrokerUnavailable, LoginRefused, Settled
 from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.consumer_settings import (
     BACKOFF_DEFAULT,
@@ -48,11 +48,24 @@ PAUSE_MAX_S: Final = 10.0
 EXTENSIONS_PER_LEASE: Final = 3
 # So many batches may be in hand: one in work, and one that the broker is slow to settle.
 BATCHES_IN_HAND: Final = 2
-SETTLE_LAST_S: Final = 5.0  # for what is done when `stop_timeout` is over
+# How long a stop waits for the broker, beyond `stop_timeout`: for a receive that is under way (a
+# long poll ends by itself), for what is done to be settled, and for the broker to be left.
+RECEIVE_LAST_S: Final = RECEIVE_WAIT_S + 2.0
+SETTLE_LAST_S: Final = 5.0
+LEAVE_LAST_S: Final = 5.0
+STOP_MARGIN_S: Final = RECEIVE_LAST_S + SETTLE_LAST_S + LEAVE_LAST_S
 # How long a message waits for another one of the same key that this consumer handles. After that
 # it is hidden, like one that is in flight elsewhere.
 TWIN_WAIT_S: Final = 1.0
 _log = logging.getLogger("oncekey")
+
+# What a consumer that begins waits for: servers of a fleet start in any order. Anything else, such
+# as a refused login or a missing queue, ends it at once.
+AWAITED_AT_START: Final = (BrokerUnavailable, StoreUnavailable, InFlight)
+
+# Of PostgreSQL: the login is refused, or there is no such database. What it misses otherwise, such
+# as its tables, somebody may be about to make.
+_REFUSED_BY_STORE: Final = ("28", "3D000")
 
 OnSettled = Callable[[Message, Disposition], object]
 
@@ -78,6 +91,7 @@ class ConsumerBase:
         backoff: Duration = BACKOFF_DEFAULT,
         backoff_max: Duration = BACKOFF_MAX_DEFAULT,
         stop_timeout: Duration = STOP_TIMEOUT_DEFAULT,
+        broker_name: str | None = None,
         inbox: Any = None,
         **options: Any,
     ) -> None:
@@ -91,6 +105,7 @@ class ConsumerBase:
             backoff=backoff,
             backoff_max=backoff_max,
             stop_timeout=stop_timeout,
+            broker_name=broker_name,
             options=options,
         )
         self.counts: Counter[Kind] = Counter()
@@ -131,8 +146,8 @@ class ConsumerBase:
         free = max(0, min(most - len(self._hand), BATCHES_IN_HAND * most - self.in_hand))
         return free if free >= self._least_free else 0
 
-    def _plan_for(self, facts: BrokerFacts, defaults: Policy) -> ConsumerPlan:
-        plan = self._plan = plan_of(self.settings, facts, defaults)
+    def _plan_for(self, facts: BrokerFacts, defaults: Policy, scope: str) -> ConsumerPlan:
+        plan = self._plan = plan_of(self.settings, facts, defaults, scope)
         # Where messages have an order, those in hand may all wait for one of them.
         if self._claims_ahead(plan) and not facts.ordered:
             waiting = self.settings.batch_size - self.settings.concurrency
@@ -218,8 +233,23 @@ class ConsumerBase:
 
     def _tell_unanswered(self) -> None:
         _log.warning(
-            "consumer %s: the broker does not answer; what it was told last may come again",
+            "consumer %s: the broker does not answer; what it was told last may come again, and "
+            "%d messages that are left unsettled will",
             self.name,
+            self.in_hand,
+        )
+
+    def _tell_unstarted(self, error: OncekeyError, pause: float) -> None:
+        """Log that the broker or the store is waited for; raises the error if it is refused."""
+        from oncekey.stores.postgres.errors import sqlstate_of  # only a store that fails needs it
+
+        if isinstance(error, LoginRefused) or sqlstate_of(error).startswith(_REFUSED_BY_STORE):
+            raise error
+        _log.warning(
+            "consumer %s cannot begin yet: %s; trying again in %.1f s",
+            self.name,
+            reason_of(error),
+            pause,
         )
 
     def _count(self, settled: Sequence[Settled]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.duration import Duration, human, microseconds
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.identity import OPERATION_MAX_CHARS, SCOPE_MAX_CHARS
+from oncekey.core.identity import OPERATION_MAX_CHARS
 from oncekey.core.origin import ROUTE_MAX_CHARS, Origin, shown
 from oncekey.core.policy import KEEP_MAX_US, OPTION_NAMES, Policy
 from oncekey.queues.message_key import KeyChoice, key_reader
@@ -32,6 +32,7 @@ MAX_TRIES_MAX: Final = 1_000_000
 BACKOFF_DEFAULT: Final = "1s"
 BACKOFF_MAX_DEFAULT: Final = "5m"
 STOP_TIMEOUT_DEFAULT: Final = "30s"
+BROKER_NAME_MAX_CHARS: Final = 100
 # Of the longest time for which a broker lets a message be held: then it is told.
 HOLD_WARN_PART: Final = 0.8
 _SECOND: Final = 1_000_000
@@ -50,6 +51,8 @@ class BrokerFacts(NamedTuple):
     hold_max      for how many seconds in all one consumer may hold a message
     receives_max  after how many deliveries the broker itself makes it a dead letter
     ordered       it promises an order (messages have an order group)
+    broker        which broker it is on, in words that stay the same however that is reached: see
+                  broker_identity.py
     """
 
     queue: str
@@ -58,6 +61,7 @@ class BrokerFacts(NamedTuple):
     hold_max: float | None = None
     receives_max: int | None = None
     ordered: bool = False
+    broker: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,8 @@ class ConsumerSettings:
     max_tries     after this many failed tries a message becomes a dead letter
     backoff       how long to wait after the first failed try; doubled with each, up to backoff_max
     stop_timeout  for how long a stop waits for running handlers
+    broker_name   your own name for the broker, if two of them have a queue of this name and share
+                  the store, or if a broker was moved: see broker_identity.py
     options       the fields of Policy for this consumer
     """
 
@@ -84,12 +90,13 @@ class ConsumerSettings:
     backoff: Duration = BACKOFF_DEFAULT
     backoff_max: Duration = BACKOFF_MAX_DEFAULT
     stop_timeout: Duration = STOP_TIMEOUT_DEFAULT
+    broker_name: str | None = None
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
             raise ConfigurationError("name= must be the consumer's name, such as 'shipping'")
-        _check_text("name", self.name, OPERATION_MAX_CHARS)
+        check_text("name", self.name, OPERATION_MAX_CHARS)
         key_reader(self.key, "checked")
         if self.request not in ("body", None) and not callable(self.request):
             raise ConfigurationError(
@@ -101,6 +108,10 @@ class ConsumerSettings:
         _check_count("max_tries", self.max_tries, MAX_TRIES_MAX)
         for name in ("backoff", "backoff_max", "stop_timeout"):
             microseconds(getattr(self, name), name=name)
+        if self.broker_name is not None:
+            if not isinstance(self.broker_name, str) or not self.broker_name.strip():
+                raise ConfigurationError("broker_name= must be a name of the broker, such as 'eu'")
+            check_text("broker_name", self.broker_name, BROKER_NAME_MAX_CHARS)
         unknown = self.options.keys() - set(OPTION_NAMES)
         if unknown:
             raise ConfigurationError(
@@ -140,16 +151,16 @@ class ConsumerPlan(NamedTuple):
         return self.policy.times.lease / _SECOND
 
 
-def plan_of(settings: ConsumerSettings, facts: BrokerFacts, defaults: Policy) -> ConsumerPlan:
+def plan_of(
+    settings: ConsumerSettings, facts: BrokerFacts, defaults: Policy, scope: str
+) -> ConsumerPlan:
     """The plan of a consumer for a queue; raises ConfigurationError if it would not be safe.
-    `defaults` are the engine's policy."""
+    `defaults` are the engine's policy, and `scope` is that of broker_identity.py."""
     options = {**settings.options, "wait": settings.options.get("wait", "0s")}
     options |= _keep_option(settings, facts, defaults)
     policy = defaults.with_options(**options)
     _check_receives(settings, facts)
     _check_hold(settings, facts, policy)
-    scope = f"{settings.name}/{facts.queue}"
-    _check_text("the consumer's name with its queue", scope, SCOPE_MAX_CHARS)
     return ConsumerPlan(
         settings,
         facts,
@@ -229,7 +240,7 @@ def _check_count(name: str, value: object, most: int) -> None:
         raise ConfigurationError(f"{name}={value!r} must be a whole number from 1 to {most}")
 
 
-def _check_text(what: str, value: str, most: int) -> None:
+def check_text(what: str, value: str, most: int) -> None:
     """Refuse now what the engine would refuse with each message, which would be a dead letter."""
     if len(value) > most or not value.isprintable():
         raise ConfigurationError(

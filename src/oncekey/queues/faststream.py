@@ -31,9 +31,17 @@ from faststream.exceptions import AckMessage, NackMessage, RejectMessage
 from faststream.message import SourceType
 
 from oncekey.core.duration import Duration, microseconds
-from oncekey.core.errors import ConfigurationError, NotStarted, OncekeyError, Terminal
+from oncekey.core.errors import (
+    ConfigurationError,
+    InFlight,
+    NotStarted,
+    OncekeyError,
+    StoreUnavailable,
+    Terminal,
+)
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
+from oncekey.queues.broker_identity import async_bound_scope, identity_of
 from oncekey.queues.consumer_settings import (
     BACKOFF_DEFAULT,
     BACKOFF_MAX_DEFAULT,
@@ -66,6 +74,7 @@ class IdempotencyMiddleware:
     name         the consumer's name: its operation, and with the queue its scope
     key          'header:NAME', 'json:$.path', or a function of the message; its `raw` is
                  FastStream's own
+    broker_name  your own name for the broker, if two have a queue of this name and share the store
     dead_letter  an async function of FastStream's message and the disposition
     hold_max     for how long a message is held here before it goes back to the broker
     options      are fields of Policy
@@ -81,6 +90,7 @@ class IdempotencyMiddleware:
         max_tries: int = MAX_TRIES_DEFAULT,
         backoff: Duration = BACKOFF_DEFAULT,
         backoff_max: Duration = BACKOFF_MAX_DEFAULT,
+        broker_name: str | None = None,
         hold_max: Duration = HOLD_MAX_DEFAULT,
         dead_letter: DeadLetterHandler | None = None,
         **options: Any,
@@ -99,10 +109,11 @@ class IdempotencyMiddleware:
             max_tries=max_tries,
             backoff=backoff,
             backoff_max=backoff_max,
+            broker_name=broker_name,
             options=options,
         )
-        plan_of(self._settings, BrokerFacts(name), once.policy)  # what is wrong shows now
-        self._plans: dict[str, ConsumerPlan] = {}
+        plan_of(self._settings, BrokerFacts(name), once.policy, name)  # what is wrong shows now
+        self._plans: dict[tuple[str, str], ConsumerPlan] = {}
 
     def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
         return _GuardedMessage(msg, context=context, guard=self)
@@ -128,11 +139,15 @@ class IdempotencyMiddleware:
                 "async function that keeps it, for example by publishing it elsewhere"
             )
 
-    def plan_for(self, queue: str) -> ConsumerPlan:
-        plan = self._plans.get(queue)
+    async def plan_for(self, queue: str, kind: str) -> ConsumerPlan:
+        """The plan for a queue of a broker of this kind, such as `faststream.rabbit`: FastStream
+        tells no more of a broker."""
+        plan = self._plans.get((queue, kind))
         if plan is None:
-            plan = plan_of(self._settings, BrokerFacts(queue), self.once.policy)
-            self._plans[queue] = plan
+            facts = BrokerFacts(queue, broker=identity_of(kind))
+            scope = await async_bound_scope(self.once, self._settings, facts)
+            plan = plan_of(self._settings, facts, self.once.policy, scope)
+            self._plans[queue, kind] = plan
         return plan
 
 
@@ -169,9 +184,9 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
         if msg.source_type is not SourceType.CONSUME:
             return await call_next(msg)  # the answer to a request of this process
         guard, subscriber = self._guard, self.context.get_local("handler_")
-        await self._check(subscriber, msg)
-        delivery = _Delivery(msg, call_next)
         queue = _queue_of(subscriber, msg)
+        plan = await self._checked_plan(subscriber, msg, queue)
+        delivery = _Delivery(msg, call_next)
 
         async def run(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -193,20 +208,24 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
                 raise _Rejected(str(signal)) from signal
 
         call = HandlerCall(handle, is_async=True, in_transaction=False)
-        handler = AsyncMessageHandler(guard.once, call, guard.plan_for(queue), run=run)
+        handler = AsyncMessageHandler(guard.once, call, plan, run=run)
         entry = Entry(_message_of(msg, queue), time.monotonic())
         return await self._end(delivery, await handler.handle(entry))
 
-    async def _check(self, subscriber: Any, msg: StreamMessage[Any]) -> None:
+    async def _checked_plan(
+        self, subscriber: Any, msg: StreamMessage[Any], queue: str
+    ) -> ConsumerPlan:
         """Refuse what would not be safe. The subscriber must not end its message by the error of a
-        wrong set-up, so that one goes back."""
+        wrong set-up, or of a store that is away, so that one goes back."""
         try:
             self._guard.check_subscriber(subscriber)
             if not isinstance(msg.body, bytes):
                 raise ConfigurationError(
                     "a batch has no one key; guard a subscriber that takes messages one by one"
                 )
-        except ConfigurationError as error:
+            kind = ".".join(type(subscriber).__module__.split(".")[:2])
+            return await self._guard.plan_for(queue, kind)
+        except (ConfigurationError, StoreUnavailable, InFlight) as error:
             if subscriber.ack_policy in _TOO_EARLY:
                 raise
             _log.error("message %s goes back: %s", msg.message_id, error)

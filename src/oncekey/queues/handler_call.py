@@ -6,6 +6,7 @@ delivery_flow.py are in blocking/ and aio/.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Final
@@ -36,10 +37,11 @@ class HandlerCall:
             raise ConfigurationError(
                 f"handler must be a function, not {handler!r}; it comes before the queue"
             )
-        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        called = _called(handler)
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             raise ConfigurationError("handler is a generator; give a function of the message")
         name = getattr(handler, "__name__", handler)
-        if _is_async(handler) is not is_async:
+        if inspect.iscoroutinefunction(called) is not is_async:
             raise ConfigurationError(
                 f"handler {name!r} is a plain function; an async consumer, over AsyncOnce, takes "
                 "an async one"
@@ -137,5 +139,11 @@ def _wanted(handler: Callable[..., Any], name: object) -> list[str]:
     return wanted
 
 
-def _is_async(fn: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
+def _called(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that a call of the handler ends in: inside of partials, and of objects that can
+    be called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if inspect.isroutine(handler) or inspect.isclass(handler):
+        return handler
+    return handler if inspect.iscoroutinefunction(handler) else type(handler).__call__

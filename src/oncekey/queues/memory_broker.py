@@ -16,10 +16,17 @@ from itertools import count
 from uuid import uuid4
 
 from oncekey.queues.broker import Settled
+from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redrive import REDRIVE_HEADER, headers_of, without_marks
+from oncekey.queues.redrive import (
+    REDRIVE_HEADER,
+    GoOn,
+    headers_of,
+    to_the_end,
+    without_marks,
+)
 
 
 class _Stored:
@@ -47,7 +54,9 @@ class MemoryBroker:
         facts: BrokerFacts | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._facts = facts or BrokerFacts(queue, identity=f"memory-{uuid4().hex}", ordered=True)
+        self._facts = facts or BrokerFacts(
+            queue, identity=f"memory-{uuid4().hex}", ordered=True, broker=identity_of("memory")
+        )
         self._now = now
         self._changed = threading.Condition()
         self._numbers = count(1)
@@ -72,12 +81,17 @@ class MemoryBroker:
             self._changed.notify_all()
         return id
 
-    def redrive(self, most: int, id: str) -> int:
-        letters, self.dead_letters = self.dead_letters[:most], self.dead_letters[most:]
-        for letter in letters:
-            headers = {**letter.headers, REDRIVE_HEADER: id}
-            self.send(letter.body, headers, order_group=letter.order_group)
-        return len(letters)
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
+        source = self.parked if parked else self.dead_letters
+        marks = {} if parked else {REDRIVE_HEADER: id}
+        moved = 0
+        for letter in source[:most]:
+            source.remove(letter)
+            self.send(letter.body, {**letter.headers, **marks}, order_group=letter.order_group)
+            moved += 1
+            if not go_on(moved):
+                break
+        return moved
 
     def __len__(self) -> int:
         """How many messages are in the queue, hidden ones included."""
@@ -199,8 +213,10 @@ class AsyncMemoryBroker:
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         self.queue.extend(messages, seconds)
 
-    async def redrive(self, most: int, id: str) -> int:
-        return self.queue.redrive(most, id)
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        return self.queue.redrive(most, id, parked=parked, go_on=go_on)
 
     async def close(self) -> None:
         self.queue.close()

@@ -13,7 +13,7 @@ key once. The record's note keeps which redrives have been. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from oncekey.core.record import Record, State
@@ -28,6 +28,14 @@ REDRIVE_HEADER: Final = "oncekey-redrive"
 HEADERS: Final = (ERROR_HEADER, FENCE_HEADER, TRIES_HEADER, REDRIVE_HEADER)
 REDRIVE_ID_MAX_CHARS: Final = 100
 _NUMBER: Final = re.compile(r"\d{1,19}")
+
+# Called with how many messages a redrive has moved so far; it ends if this returns False.
+GoOn = Callable[[int], bool]
+
+
+def to_the_end(moved: int) -> bool:
+    """The `go_on` of a redrive that nobody interrupts."""
+    return True
 
 
 def headers_of(letter: DeadLetter) -> dict[str, str]:

@@ -51,9 +51,9 @@ def consume(names: tuple[str, ...], every: int, as_json: bool) -> int:
     consumer's stop_timeout, with 1. A second signal ends it at once. Whatever is not settled is
     delivered again, and its key says whether it was handled.
 
-    It begins only if broker and store answer and the queue can be consumed safely; else one line
-    says why not (exit code 2 for a setting, 1 for what does not answer). If they stop answering
-    later, it waits for them and removes nothing.
+    It begins only if the queue can be consumed safely; else one line says why not (exit code 2 for
+    a setting, 1 for a refused login). A broker or a store that does not answer, at the start or
+    later, is waited for, with a line in the log each time; nothing is removed meanwhile.
 
     With --json every line on stdout is a document with `at` and `event`: begin, figures (every
     --every), settled (each message that was not just removed), log (warnings, unless your module

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,15 +17,12 @@ from oncekey.cli.import_object import import_object
 from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.operator_decision import yes_option
 from oncekey.cli.output import Output, error_line
-from oncekey.cli.signals import StopRequest, stop_on_signal
+from oncekey.cli.signals import stop_on_signal
 from oncekey.queues import AsyncConsumer, Consumer
-from oncekey.queues.redrive import REDRIVE_ID_MAX_CHARS
+from oncekey.queues.redrive import REDRIVE_ID_MAX_CHARS, GoOn
 
 MOST_DEFAULT = 1_000
 MOST_MAX = 1_000_000
-BATCH = 100  # dead letters moved at a time; a signal ends it between two batches
-
-OnMoved = Callable[[int], None]
 
 
 @click.command()
@@ -36,13 +32,14 @@ OnMoved = Callable[[int], None]
     type=click.IntRange(1, MOST_MAX),
     default=MOST_DEFAULT,
     show_default=True,
-    help="Dead letters to move, the oldest first.",
+    help="Messages to move, the oldest first.",
 )
+@click.option("--parked", is_flag=True, help="Move parked messages, and no dead letters.")
 @click.option("--id", "id", metavar="ID", help="The redrive's own name; a new one by default.")
 @yes_option
 @json_option
-def redrive(name: str, most: int, id: str | None, yes: bool, as_json: bool) -> int:
-    """Move dead letters back into their queue, to be handled again.
+def redrive(name: str, most: int, parked: bool, id: str | None, yes: bool, as_json: bool) -> int:
+    """Move dead letters, or parked messages, back into their queue.
 
     For a cause that is mended. Imports the Consumer or AsyncConsumer named, whose broker moves the
     messages; a running consumer handles them. The key of each is stored as failed, and a plain
@@ -52,7 +49,12 @@ def redrive(name: str, most: int, id: str | None, yes: bool, as_json: bool) -> i
     Each message is marked with the redrive's ID, and each ID opens a key once, however often its
     message is delivered. So an interrupted redrive can be repeated with --id and the ID it printed,
     and nothing runs twice. Keys that have succeeded meanwhile are not run: their messages are
-    removed.
+    removed. A message that fails again while the redrive runs is not moved by it once more.
+
+    With --parked the messages are moved whose outcome nobody knew. Decide their keys first, by
+    oncekey resolve: the message of a key that succeeded is then removed, that of a failed one
+    becomes a dead letter, and that of a key that was freed (oncekey release) is handled. One whose
+    key is not decided yet is parked again.
 
     Asks first. Without a terminal, or with --json, give --yes.
 
@@ -60,25 +62,28 @@ def redrive(name: str, most: int, id: str | None, yes: bool, as_json: bool) -> i
     Examples:
       oncekey redrive shop.orders:consumer
       oncekey redrive shop.orders:consumer --most 10
+      oncekey redrive shop.orders:consumer --parked
       oncekey redrive shop.orders:consumer --id INC-7 --yes --json
     """
     out = Output(as_json=as_json)
     id = _checked(id) if id is not None else _new_id()
     consumer = _consumer_of(name)
-    _confirm(consumer, most, yes=yes, as_json=as_json)
-    with out.progress("moving dead letters") as show, stop_on_signal() as stop:
+    what = "parked messages" if parked else "dead letters"
+    _confirm(consumer, most, what, parked=parked, yes=yes, as_json=as_json)
+    with out.progress(f"moving {what}") as show, stop_on_signal() as stop:
 
-        def on_moved(moved: int) -> None:
-            show(f"moving dead letters: {moved:,} moved")
+        def go_on(moved: int) -> bool:
+            show(f"moving {what}: {moved:,} moved")
+            return not stop.requested
 
-        queue, moved = _move(consumer, most, id, stop, on_moved)
+        queue, moved = _move(consumer, most, id, parked, go_on)
     stopped = stop.requested and moved < most
     if as_json:
         found: dict[str, Any] = {"consumer": consumer.name, "queue": queue, "id": id}
-        out.data({**found, "moved": moved, "most": most, "stopped": stopped})
+        out.data({**found, "parked": parked, "moved": moved, "most": most, "stopped": stopped})
     else:
-        letters = "dead letter" if moved == 1 else "dead letters"
-        out.line(f"{moved:,} {letters} moved back into {queue}, as redrive {id}")
+        moved_what = what.removesuffix("s") if moved == 1 else what
+        out.line(f"{moved:,} {moved_what} moved back into {queue}, as redrive {id}")
     if stopped:
         error_line(f"interrupted; go on with --id {id}")
         return ExitCode.INTERRUPTED
@@ -97,52 +102,51 @@ def _consumer_of(name: str) -> Consumer | AsyncConsumer:
     return target
 
 
-def _confirm(consumer: Consumer | AsyncConsumer, most: int, *, yes: bool, as_json: bool) -> None:
+def _confirm(
+    consumer: Consumer | AsyncConsumer,
+    most: int,
+    what: str,
+    *,
+    parked: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
     if yes:
         return
     if as_json or not confirmation.can_ask():
         raise click.UsageError("nobody can be asked here: give --yes if it is meant")
-    question = (
-        f"Move up to {most:,} dead letters of {consumer.name} back? Each failed key among them is "
-        "opened once, and its handler RUNS again: be sure that the cause is mended"
+    consequence = (
+        "Those whose keys were freed are handled; those whose keys are not decided are parked again"
+        if parked
+        else "Each failed key among them is opened once, and its handler RUNS again: be sure that "
+        "the cause is mended"
     )
-    if not confirmation.ask(question):
+    if not confirmation.ask(f"Move up to {most:,} {what} of {consumer.name} back? {consequence}"):
         raise click.Abort
 
 
 def _move(
-    consumer: Consumer | AsyncConsumer, most: int, id: str, stop: StopRequest, on_moved: OnMoved
+    consumer: Consumer | AsyncConsumer, most: int, id: str, parked: bool, go_on: GoOn
 ) -> tuple[str, int]:
-    """Moves batch after batch; gives the queue's name and how many were moved."""
+    """Moves in one call, so that what comes back meanwhile is not moved twice; gives the queue's
+    name and how many were moved."""
     if isinstance(consumer, AsyncConsumer):
-        return asyncio.run(_move_async(consumer, most, id, stop, on_moved))
+        return asyncio.run(_move_async(consumer, most, id, parked, go_on))
     broker = consumer.broker
     try:
-        queue, moved = broker.facts().queue, 0
-        while moved < most and not stop.requested:
-            count = broker.redrive(min(BATCH, most - moved), id)
-            moved += count
-            on_moved(moved)
-            if not count:
-                break
-        return queue, moved
+        queue = broker.facts().queue
+        return queue, broker.redrive(most, id, parked=parked, go_on=go_on)
     finally:
         broker.close()
 
 
 async def _move_async(
-    consumer: AsyncConsumer, most: int, id: str, stop: StopRequest, on_moved: OnMoved
+    consumer: AsyncConsumer, most: int, id: str, parked: bool, go_on: GoOn
 ) -> tuple[str, int]:
     broker = consumer.broker
     try:
-        queue, moved = (await broker.facts()).queue, 0
-        while moved < most and not stop.requested:
-            count = await broker.redrive(min(BATCH, most - moved), id)
-            moved += count
-            on_moved(moved)
-            if not count:
-                break
-        return queue, moved
+        queue = (await broker.facts()).queue
+        return queue, await broker.redrive(most, id, parked=parked, go_on=go_on)
     finally:
         await broker.close()
 

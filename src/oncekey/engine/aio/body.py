@@ -159,9 +159,9 @@ def body_result(progress: AsyncProgress, attempt: AttemptBase, job: Job) -> Retu
 
 
 def check_begun(progress: AsyncProgress, attempt: AttemptBase, job: Job) -> None:
-    """Raise BodyNotRun if the body returned a coroutine or a generator and has run nothing before.
-    One that waited, or took steps, counts as run: its caller learns that its result cannot be
-    stored."""
+    """Raise BodyNotRun if the body returned a coroutine or a generator without having waited for
+    anything. One that waited, or took steps, counts as run: its caller learns that its result
+    cannot be stored. In both cases the key is closed."""
     if type(progress.value) in UNSTARTED and not progress.waited and not attempt._has_steps:
         raise not_run(job, progress.value)
 

@@ -168,7 +168,7 @@ class Attempt(AttemptBase):
         try:
             result = fn(*running.args)
             value = result_value(result)
-            check_started(self._job, value, f"step {running.name!r}")
+            check_started(self._job, value, f"step {running.name!r}", fn)
         except BaseException as error:
             return Raised(error, self._repeat_until)
         if result is None and none_is_no:

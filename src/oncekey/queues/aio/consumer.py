@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
+from oncekey.queues.aio.slots import Slots
 from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, Settled
 from oncekey.queues.broker_faults import answered, is_cancelled
+from oncekey.queues.broker_identity import async_bound_scope
 from oncekey.queues.consumer_base import (
+    AWAITED_AT_START,
     EXTENSIONS_PER_LEASE,
+    LEAVE_LAST_S,
     PAUSE_FIRST_S,
+    RECEIVE_LAST_S,
     SETTLE_LAST_S,
     TWIN_WAIT_S,
     ConsumerBase,
@@ -28,51 +32,12 @@ from oncekey.queues.consumer_base import (
     next_pause,
 )
 from oncekey.queues.consumer_settings import ConsumerPlan, check_engine
-from oncekey.queues.disposition import STOPPED, ConsumerStops, Disposition, Kind
+from oncekey.queues.disposition import STOPPED, Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.work_in_hand import Entry
 
 _FULL_WAIT_S: Final = 0.5  # while no more messages may be taken, the broker is met this often
 _log = logging.getLogger("oncekey")
-
-
-class Slots:
-    """As many places as handlers may run; `async with` waits for one in turn."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self.is_closed = False
-
-    async def __aenter__(self) -> None:
-        while not self._free and not self.is_closed:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                self._wake()  # it may have been the one that was woken
-                raise
-        if self.is_closed:
-            raise ConsumerStops("the consumer stops")
-        self._free -= 1
-
-    async def __aexit__(self, *error: object) -> None:
-        self._free += 1
-        self._wake()
-
-    def close(self) -> None:
-        """Let nobody in any more: whoever waits gets ConsumerStops."""
-        self.is_closed = True
-        while self._waiters:
-            self._wake()
-
-    def _wake(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
 
 
 class AsyncConsumer(ConsumerBase):
@@ -94,6 +59,7 @@ class AsyncConsumer(ConsumerBase):
         self._done: list[Settled] = []
         self._has_done = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
+        self._settler: asyncio.Task[None] | None = None
         self._is_over = False  # nothing more will be done
 
     @property
@@ -109,7 +75,7 @@ class AsyncConsumer(ConsumerBase):
     def stop(self) -> None:
         """Take no more messages, give back those whose handlers have not begun, and let `run`
         return when the others are done, after `stop_timeout` at the latest; a broker that does not
-        answer is given a few seconds more."""
+        answer is given STOP_MARGIN_S more."""
         self._stopping.set()
         self._slots.close()
 
@@ -120,20 +86,30 @@ class AsyncConsumer(ConsumerBase):
         return await handler.handle(Entry(message, time.monotonic()))
 
     async def run(self) -> None:
-        """Consume until `stop`. A cancellation stops it too, as gracefully. A broker that fails is
-        connected to again; what ends it but `stop` is raised, and logged."""
+        """Consume until `stop`. A cancellation stops it too, as gracefully. A broker or a store
+        that does not answer is waited for, at the start too; what ends it but `stop` is raised, and
+        logged."""
         self._begin()
         with self._ending():
-            plan = await self._start_or_leave()
-            handler = self._message_handler(plan, in_loop=True)
             # Tasks of their own, which a cancellation of this one lets come to their end.
-            settler = asyncio.create_task(self._settle(plan))
-            receiver = asyncio.create_task(self._receive(plan, handler))
+            receiver = asyncio.create_task(self._start_and_receive())
+            stopping = asyncio.create_task(self._stopping.wait())
             try:
-                await asyncio.shield(receiver)
+                await asyncio.wait((receiver, stopping), return_when=asyncio.FIRST_COMPLETED)
             finally:
+                stopping.cancel()
                 self.stop()
-                await asyncio.shield(self._end(receiver, settler))
+                await asyncio.shield(self._end(receiver))
+
+    async def _start_and_receive(self) -> None:
+        try:
+            plan = await self._start_patiently()
+            if plan is None:
+                return
+            self._settler = asyncio.create_task(self._settle(plan))
+            await self._receive(plan, self._message_handler(plan, in_loop=True))
+        except Exception as error:
+            self._error = self._error or error
 
     # --- the start ----------------------------------------------------------------------------
 
@@ -141,15 +117,21 @@ class AsyncConsumer(ConsumerBase):
         if self._plan is not None:
             return self._plan
         await self._once._ready()
-        return self._plan_for(await answered(self._broker.facts()), self._once.policy)
+        facts = await answered(self._broker.facts())
+        scope = await async_bound_scope(self._once, self.settings, facts)
+        return self._plan_for(facts, self._once.policy, scope)
 
-    async def _start_or_leave(self) -> ConsumerPlan:
-        """Start; a consumer that refuses to begin leaves no connection behind."""
-        try:
-            return await self._start()
-        except BaseException:
-            await self._leave()
-            raise
+    async def _start_patiently(self) -> ConsumerPlan | None:
+        """Start; wait for a broker or a store that does not answer yet. None if it is stopped."""
+        pause = PAUSE_FIRST_S
+        while not self._stopping.is_set():
+            try:
+                return await self._start()
+            except AWAITED_AT_START as error:
+                self._tell_unstarted(error, pause)
+            await self._stopped_within(pause)
+            pause = next_pause(pause)
+        return None
 
     async def _leave(self) -> None:
         try:
@@ -354,11 +336,13 @@ class AsyncConsumer(ConsumerBase):
 
     # --- the end ------------------------------------------------------------------------------
 
-    async def _end(self, receiver: asyncio.Task[None], settler: asyncio.Task[None]) -> None:
-        await asyncio.wait((receiver,))
+    async def _end(self, receiver: asyncio.Task[None]) -> None:
+        until = time.monotonic() + self.settings.stop_timeout_s
+        if not await _ended_within(receiver, RECEIVE_LAST_S):
+            self._tell_unanswered()
+            receiver.cancel()
         self._store_is_up.set()
         self._give_back_unbegun()
-        until = time.monotonic() + self.settings.stop_timeout_s
         while len(self._hand) and (left := until - time.monotonic()) > 0:
             self._room.clear()
             with suppress(TimeoutError):
@@ -369,20 +353,24 @@ class AsyncConsumer(ConsumerBase):
             self._ready.put_nowait(None)
         self._is_over = True
         self._has_done.set()
-        await self._end_settling(settler, max(SETTLE_LAST_S, until - time.monotonic()))
-        await self._leave()
+        if self._settler is not None:
+            await self._end_settling(self._settler, max(SETTLE_LAST_S, until - time.monotonic()))
+        leaver = asyncio.ensure_future(self._leave())
+        if not await _ended_within(leaver, LEAVE_LAST_S):
+            self._tell_unanswered()
+            leaver.cancel()
 
     async def _end_settling(self, settler: asyncio.Task[None], seconds: float) -> None:
-        await asyncio.wait((settler,), timeout=seconds)
+        await _ended_within(settler, seconds)
         if settler.cancelled():  # the loop is shut down, and cancels every task
             settler = asyncio.ensure_future(self._settle_done())
-            await asyncio.wait((settler,), timeout=seconds)
+            await _ended_within(settler, seconds)
             if settler.done() and (error := settler.exception()) is not None:
                 self._note_failure(error)
         if not settler.done():
             self._tell_unanswered()
             settler.cancel()
-            await asyncio.wait((settler,), timeout=SETTLE_LAST_S)
+            await asyncio.sleep(0)  # so that it has gone before the broker is left
 
     def _give_back_unbegun(self) -> None:
         """Give back what no worker has begun, however long the others take."""
@@ -393,3 +381,9 @@ class AsyncConsumer(ConsumerBase):
                 continue
             settled, _ = self._hand.end(entry, STOPPED)
             self._ended(settled)
+
+
+async def _ended_within(task: asyncio.Future[Any], seconds: float) -> bool:
+    """Wait for a task; False if it has not ended by then. Nothing of it is raised."""
+    await asyncio.wait((task,), timeout=seconds)
+    return task.done()

@@ -1,27 +1,34 @@
 """Consumes a queue in threads.
 
-The thread that calls `run` receives. Workers handle messages: as many as a batch has where keys are
-claimed ahead, so that a batch is claimed together and only `concurrency` of them run handlers; else
-no more than that. One more thread settles what is done and extends the deadlines of the rest, so
-that a long poll delays neither.
+One thread receives. Workers handle messages: as many as a batch has where keys are claimed ahead,
+so that a batch is claimed together and only `concurrency` of them run handlers; else no more than
+that. One more thread settles what is done and extends the deadlines of the rest. The thread that
+calls `run` meets no broker, so that a stop ends it in time. A call that the broker never answers
+stays behind in a daemon thread, and the broker is left when it has come back.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 from oncekey.engine.blocking.once import Once
+from oncekey.queues.blocking.done_messages import take_done
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, Settled
+from oncekey.queues.broker_identity import bound_scope
 from oncekey.queues.consumer_base import (
+    AWAITED_AT_START,
     EXTENSIONS_PER_LEASE,
+    LEAVE_LAST_S,
     PAUSE_FIRST_S,
+    RECEIVE_LAST_S,
     SETTLE_LAST_S,
     TWIN_WAIT_S,
     ConsumerBase,
@@ -50,7 +57,7 @@ class Consumer(ConsumerBase):
         super().__init__(handler, is_async=False, **options)
         self._once = once
         self._broker = broker
-        # Not an event: a signal that comes while one is set would wait for that event's own lock.
+        # Not an event: a signal that comes while one is set would wait for its lock.
         self._is_stopping = False
         self._receiving_ended = threading.Event()
         # The lock guards the work in hand, the slots and whether the store is up. Each kind of
@@ -64,6 +71,7 @@ class Consumer(ConsumerBase):
         self._ready: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[list[Settled] | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
+        self._settler: threading.Thread | None = None
 
     @property
     def once(self) -> Once:
@@ -78,7 +86,7 @@ class Consumer(ConsumerBase):
     def stop(self) -> None:
         """Take no more messages, give back those whose handlers have not begun, and let `run`
         return when the others are done, after `stop_timeout` at the latest; a broker that does not
-        answer is given a few seconds more."""
+        answer is given STOP_MARGIN_S more."""
         self._is_stopping = True
         interrupt = getattr(self._broker, "interrupt", None)
         if interrupt is not None:
@@ -90,20 +98,31 @@ class Consumer(ConsumerBase):
         return self._message_handler(self._start()).handle(Entry(message, time.monotonic()))
 
     def run(self) -> None:
-        """Consume until `stop`. A broker that fails is connected to again; what ends it but `stop`
-        is raised, and logged."""
+        """Consume until `stop`. A broker or a store that does not answer is waited for, at the
+        start too; what ends it but `stop` is raised, and logged."""
         self._begin()
         with self._ending():
-            plan = self._start_or_leave()
-            handler = self._message_handler(plan, in_loop=True)
-            settler = threading.Thread(
-                target=self._settle, args=(plan,), name=f"oncekey-settle-{self.name}", daemon=True
-            )
-            settler.start()
+            receiver = self._thread(self._start_and_receive, "receive")
             try:
-                self._receive(plan, handler)
+                while receiver.is_alive() and not self._is_stopping:
+                    receiver.join(_STOP_LOOK_S)
             finally:
-                self._end(settler)
+                self._end(receiver)
+
+    def _thread(self, target: Callable[[], None], what: str) -> threading.Thread:
+        name = f"oncekey-{what}-{self.name}"
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _start_and_receive(self) -> None:
+        try:
+            plan = self._start_patiently()
+            if plan is not None:
+                self._settler = self._thread(functools.partial(self._settle, plan), "settle")
+                self._receive(plan, self._message_handler(plan, in_loop=True))
+        except BaseException as error:
+            self._error = self._error or error
 
     # --- the start ----------------------------------------------------------------------------
 
@@ -111,15 +130,21 @@ class Consumer(ConsumerBase):
         if self._plan is not None:
             return self._plan
         self._once._ready()
-        return self._plan_for(self._broker.facts(), self._once.policy)
+        facts = self._broker.facts()
+        scope = bound_scope(self._once, self.settings, facts)
+        return self._plan_for(facts, self._once.policy, scope)
 
-    def _start_or_leave(self) -> ConsumerPlan:
-        """Start; a consumer that refuses to begin leaves no connection behind."""
-        try:
-            return self._start()
-        except BaseException:
-            self._leave()
-            raise
+    def _start_patiently(self) -> ConsumerPlan | None:
+        """Start; wait for a broker or a store that does not answer yet. None if it is stopped."""
+        pause = PAUSE_FIRST_S
+        while not self._is_stopping:
+            try:
+                return self._start()
+            except AWAITED_AT_START as error:
+                self._tell_unstarted(error, pause)
+                self._stopped_within(pause)
+                pause = next_pause(pause)
+        return None
 
     def _leave(self) -> None:
         try:
@@ -129,9 +154,8 @@ class Consumer(ConsumerBase):
 
     def _message_handler(self, plan: ConsumerPlan, *, in_loop: bool = False) -> MessageHandler:
         run = self._inbox.run if self._inbox is not None else None
-        if not in_loop:
-            return MessageHandler(self._once, self._call, plan, run=run)
-        return MessageHandler(self._once, self._call, plan, run=run, slot=self._slot)
+        slot = self._slot if in_loop else nullcontext
+        return MessageHandler(self._once, self._call, plan, run=run, slot=slot)
 
     @contextmanager
     def _slot(self) -> Iterator[None]:
@@ -166,14 +190,11 @@ class Consumer(ConsumerBase):
                 continue
             pause = PAUSE_FIRST_S
             if messages:
-                self._take(messages, handler)
+                with self._lock:
+                    ready = self._hand.take(messages, time.monotonic())
+                self._dispatch(ready, handler)
             elif not free:
                 self._wait_for_room(handler)
-
-    def _take(self, messages: Sequence[Message], handler: MessageHandler) -> None:
-        with self._lock:
-            ready = self._hand.take(messages, time.monotonic())
-        self._dispatch(ready, handler)
 
     def _dispatch(self, ready: Sequence[Entry], handler: MessageHandler) -> None:
         ahead = self._claims_ahead(handler.plan)
@@ -187,11 +208,7 @@ class Consumer(ConsumerBase):
         with self._lock:
             missing = min(most, len(self._hand)) - len(self._workers)
             for _ in range(missing):
-                worker = threading.Thread(
-                    target=self._work, args=(handler,), name=f"oncekey-{self.name}", daemon=True
-                )
-                self._workers.append(worker)
-                worker.start()
+                self._workers.append(self._thread(functools.partial(self._work, handler), "work"))
 
     def _wait_for_room(self, handler: MessageHandler) -> None:
         """Wait until messages can be taken again: one in hand was settled, or the store is back."""
@@ -303,7 +320,7 @@ class Consumer(ConsumerBase):
             due = time.monotonic() + every
             is_over = False
             while not is_over:
-                settled, is_over = self._take_done(max(0.0, due - time.monotonic()))
+                settled, is_over = take_done(self._done, max(0.0, due - time.monotonic()))
                 if settled:
                     self._broker_call(self._broker.settle, settled)
                     self._count(settled)
@@ -321,19 +338,6 @@ class Consumer(ConsumerBase):
             self._note_failure(error)
             self.stop()
 
-    def _take_done(self, wait: float) -> tuple[list[Settled], bool]:
-        """Everything that is done by now, after waiting for the first of it; and whether that is
-        all there will be."""
-        settled: list[Settled] = []
-        try:
-            part = self._done.get(timeout=wait)
-            while part is not None:
-                settled += part
-                part = self._done.get_nowait()
-        except queue.Empty:
-            return settled, False
-        return settled, True
-
     def _broker_call(
         self,
         call: Callable[..., object],
@@ -348,11 +352,13 @@ class Consumer(ConsumerBase):
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _end(self, settler: threading.Thread) -> None:
-        self._is_stopping = True
+    def _end(self, receiver: threading.Thread) -> None:
+        if not self._is_stopping:
+            self.stop()
+        until = time.monotonic() + self.settings.stop_timeout_s
+        receiver.join(RECEIVE_LAST_S)
         self._receiving_ended.set()
         self._give_back_unbegun()
-        until = time.monotonic() + self.settings.stop_timeout_s
         with self._lock:
             self._slot_free.notify_all()
             self._store_back.notify_all()
@@ -363,11 +369,19 @@ class Consumer(ConsumerBase):
         for _ in self._workers:
             self._ready.put(None)
         self._done.put(None)
-        settler.join(max(SETTLE_LAST_S, until - time.monotonic()))
-        if settler.is_alive():
-            self._tell_unanswered()  # and close nothing that the settler still uses
-        else:
-            self._leave()
+        if self._settler is not None:
+            self._settler.join(max(SETTLE_LAST_S, until - time.monotonic()))
+        leave = functools.partial(self._leave_after, receiver, self._settler)
+        leaver = self._thread(leave, "leave")
+        leaver.join(LEAVE_LAST_S)
+        if leaver.is_alive():
+            self._tell_unanswered()
+
+    def _leave_after(self, *users: threading.Thread | None) -> None:
+        """Leave the broker when nobody uses it any more."""
+        for user in filter(None, users):
+            user.join()
+        self._leave()
 
     def _give_back_unbegun(self) -> None:
         """Give back what no worker has begun, however long the others take."""

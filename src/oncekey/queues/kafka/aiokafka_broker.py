@@ -22,10 +22,12 @@ from aiokafka.errors import (
     NoOffsetForPartitionError,
     ProducerClosed,
 )
+from aiokafka.structs import OffsetAndMetadata
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.queues.broker import Settled
+from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.broker_faults import is_fault, reason_of
+from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.kafka.aiokafka_redrive import redrive
 from oncekey.queues.kafka.aiokafka_values import (
@@ -45,11 +47,14 @@ from oncekey.queues.kafka.kafka_settings import (
     MAX_POLL_INTERVAL_S,
     PAUSE_AFTER_S,
     POLL_S,
+    SKIPS_TO_END,
     WAIT_MAX_S,
     KafkaSettings,
+    client_reset,
 )
 from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn, to_the_end
 
 # What aiokafka calls the generation of a member that the group has put out.
 _NO_GENERATION: Final = -1
@@ -83,9 +88,12 @@ class AiokafkaBroker:
         if self._facts is None:
             settings = self._settings
             topics = [settings.topic, *settings.written]
-            retention = await ask(self._config, topics, settings.ask_timeout)
+            retention, cluster = await ask(self._config, topics, settings.ask_timeout)
             is_ordered = settings.order != "none"
-            self._facts = BrokerFacts(settings.topic, None, retention, ordered=is_ordered)
+            broker = identity_of("kafka", cluster=cluster)
+            self._facts = BrokerFacts(
+                settings.topic, None, retention, ordered=is_ordered, broker=broker
+            )
         return self._facts
 
     async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
@@ -113,8 +121,10 @@ class AiokafkaBroker:
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         """Kafka has no deadline for a message; the member stays in its group by polling."""
 
-    async def redrive(self, most: int, id: str) -> int:
-        return await redrive(self._settings, self._config, most, id)
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        return await redrive(self._settings, self._config, most, id, parked, go_on)
 
     async def close(self) -> None:
         """Leave the group, after what is done was written and committed."""
@@ -145,8 +155,8 @@ class AiokafkaBroker:
 
     async def _stop_clients(self) -> None:
         self._work.end(self._work.partitions)
-        for client in (self._consumer, self._producer):
-            await _stop(client)
+        # Together: a stop that is cut off, since no broker answers, has then begun for both.
+        await asyncio.gather(_stop(self._consumer), _stop(self._producer))
         self._poller = self._consumer = self._producer = None
 
     def _raise_trouble(self) -> None:
@@ -197,6 +207,7 @@ class AiokafkaBroker:
                         "max_poll_interval_ms", int(MAX_POLL_INTERVAL_S * 1000)
                     ),
                     **self._config,
+                    "auto_offset_reset": client_reset(self._config["auto_offset_reset"]),
                     "group_id": self._settings.group,
                     "enable_auto_commit": False,
                 }
@@ -298,20 +309,35 @@ class AiokafkaBroker:
     # --- what the group decides -----------------------------------------------------------------
 
     async def assigned(self, partitions: Collection[TopicPartition]) -> None:
-        if self._config.get("auto_offset_reset") == "latest":
+        if self._config.get("auto_offset_reset") == SKIPS_TO_END:
             try:
-                await self._pin_the_end(partitions)
+                await self._pin_the_end()
             except BaseException as error:
                 self._fail(error)  # aiokafka only logs it, and goes on as if it had been done
                 return
         self._work.assign(names_of(partitions))
 
-    async def _pin_the_end(self, partitions: Collection[TopicPartition]) -> None:
+    async def _pin_the_end(self) -> None:
         """Commit where a new group begins: see confluent_member.py."""
+        consumer, topic = self._consumer, self._settings.topic
+        assert consumer is not None
+        partitions = [TopicPartition(topic, n) for n in consumer.partitions_for_topic(topic) or ()]
+        if not partitions:
+            raise BrokerUnavailable(f"Kafka does not tell the partitions of {topic}")
+        if await self._has_begun(partitions):
+            return
+        ends = await consumer.end_offsets(partitions)
+        if not await self._has_begun(partitions):
+            # `commit` refuses partitions of other members, which Kafka itself does not.
+            offsets = {each: OffsetAndMetadata(end, "") for each, end in ends.items()}
+            await consumer._coordinator.commit_offsets(None, offsets)
+
+    async def _has_begun(self, partitions: Collection[TopicPartition]) -> bool:
         assert self._consumer is not None
-        new = [each for each in partitions if await self._consumer.committed(each) is None]
-        if new:
-            await self._consumer.commit(await self._consumer.end_offsets(new))
+        for each in partitions:
+            if await self._consumer.committed(each) is not None:
+                return True
+        return False
 
     async def revoked(self, partitions: Collection[TopicPartition]) -> None:
         """Let what runs finish for a while, and commit what is done, before another member has the

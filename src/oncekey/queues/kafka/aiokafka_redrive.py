@@ -9,16 +9,25 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from oncekey.queues.kafka.aiokafka_values import connection_options, unavailable
+from oncekey.queues.kafka.kafka_records import moved_headers
 from oncekey.queues.kafka.kafka_settings import (
     FORWARD_MAX_BYTES,
     REDRIVE_SUFFIX,
     KafkaSettings,
 )
-from oncekey.queues.redrive import REDRIVE_HEADER
+from oncekey.queues.redrive import GoOn
 
 
-async def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int, id: str) -> int:
-    """Move at most `most` letters that were in the dead-letter topic at the start; how many."""
+async def redrive(
+    settings: KafkaSettings,
+    config: Mapping[str, Any],
+    most: int,
+    id: str,
+    parked: bool,
+    go_on: GoOn,
+) -> int:
+    """Move at most `most` letters that were in the dead-letter topic, or in that of parked
+    messages, at the start; how many."""
     connection = connection_options(config)
     consumer = AIOKafkaConsumer(
         **connection,
@@ -30,8 +39,10 @@ async def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int,
     try:
         await producer.start()
         await consumer.start()
-        ends = await _assign(consumer, producer, settings)
-        return await _move(consumer, producer, settings, ends, most, id)
+        topic = settings.park_topic if parked else settings.dead_letter_topic
+        ends = await _assign(consumer, producer, topic)
+        mark = None if parked else id
+        return await _move(consumer, producer, settings, ends, most, mark, go_on)
     except KafkaError as error:
         raise unavailable(error) from error
     finally:
@@ -40,10 +51,9 @@ async def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int,
 
 
 async def _assign(
-    consumer: AIOKafkaConsumer, producer: AIOKafkaProducer, settings: KafkaSettings
+    consumer: AIOKafkaConsumer, producer: AIOKafkaProducer, topic: str
 ) -> dict[TopicPartition, int]:
-    """Assign what is left in the dead-letter topic; the end of each partition with letters."""
-    topic = settings.dead_letter_topic
+    """Assign what is left in the topic; the end of each partition with letters."""
     partitions = [TopicPartition(topic, n) for n in await producer.partitions_for(topic)]
     consumer.assign(partitions)
     starts = await consumer.beginning_offsets(partitions)
@@ -65,7 +75,8 @@ async def _move(
     settings: KafkaSettings,
     ends: dict[TopicPartition, int],
     most: int,
-    id: str,
+    mark: str | None,
+    go_on: GoOn,
 ) -> int:
     moved = 0
     while ends and moved < most:
@@ -75,13 +86,14 @@ async def _move(
             break
         for partition, letters in fetched.items():
             for letter in letters:
-                kept = [(n, v) for n, v in letter.headers if n.lower() != REDRIVE_HEADER]
-                headers = [*kept, (REDRIVE_HEADER, id.encode())]
+                headers = moved_headers(letter.headers, mark)
                 await producer.send_and_wait(
                     settings.topic, letter.value, key=letter.key, headers=headers
                 )
                 await consumer.commit({partition: letter.offset + 1})
                 moved += 1
+                if not go_on(moved):
+                    return moved
                 if letter.offset + 1 >= ends.get(partition, 0):
                     ends.pop(partition, None)
                     consumer.pause(partition)

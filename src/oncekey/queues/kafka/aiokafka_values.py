@@ -57,9 +57,11 @@ def unavailable(error: BaseException) -> BrokerUnavailable:
 # --- what the cluster tells -----------------------------------------------------------------------
 
 
-async def ask(config: Mapping[str, Any], topics: Sequence[str], seconds: float) -> float | None:
-    """Check that topics exist, and return for how many seconds the longest of them keeps a message:
-    math.inf for ever, None if the cluster does not tell."""
+async def ask(
+    config: Mapping[str, Any], topics: Sequence[str], seconds: float
+) -> tuple[float | None, str | None]:
+    """Check that topics exist, and return for how many seconds the longest of them keeps a message
+    (math.inf for ever), and the cluster's id; None for what the cluster does not tell."""
     milliseconds = int(seconds * 1000)
     admin = AIOKafkaAdminClient(**connection_options(config), request_timeout_ms=milliseconds)
     try:
@@ -71,13 +73,18 @@ async def ask(config: Mapping[str, Any], topics: Sequence[str], seconds: float) 
                     f"Kafka has no topic {', '.join(missing)}; create it first, since a message "
                     "that cannot be moved there holds back its partition"
                 )
-            return await _retention(admin, topics)
+            return await _retention(admin, topics), await _cluster_id(admin)
         finally:
             await admin.close()
     except Exception as error:
         if not is_fault(error):
             raise
         raise unavailable(error) from error
+
+
+async def _cluster_id(admin: Any) -> str | None:
+    found: str | None = (await admin.describe_cluster()).get("cluster_id")
+    return found
 
 
 async def _missing(admin: Any, topics: Sequence[str], seconds: float) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import Settled
+from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.kafka.confluent_member import GroupMember
 from oncekey.queues.kafka.confluent_redrive import redrive
@@ -21,6 +22,7 @@ from oncekey.queues.kafka.confluent_values import connection_options
 from oncekey.queues.kafka.kafka_settings import WAIT_MAX_S, KafkaSettings
 from oncekey.queues.kafka.partition_work import GIVEN_UP, PartitionWork
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn, to_the_end
 
 
 class ConfluentBroker:
@@ -49,7 +51,10 @@ class ConfluentBroker:
             self._work.identity = identity
             retention = topics.retention([settings.topic, *settings.written])
             is_ordered = settings.order != "none"
-            self._facts = BrokerFacts(settings.topic, identity, retention, ordered=is_ordered)
+            broker = identity_of("kafka", cluster=topics.cluster_id())
+            self._facts = BrokerFacts(
+                settings.topic, identity, retention, ordered=is_ordered, broker=broker
+            )
         return self._facts
 
     def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
@@ -81,8 +86,8 @@ class ConfluentBroker:
     def extend(self, messages: Sequence[Message], seconds: float) -> None:
         """Kafka has no deadline for a message; the member stays in its group by polling."""
 
-    def redrive(self, most: int, id: str) -> int:
-        return redrive(self._settings, self._config, most, id)
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
+        return redrive(self._settings, self._config, most, id, parked, go_on)
 
     def close(self) -> None:
         member, self._member = self._member, None

@@ -13,7 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
@@ -34,7 +41,9 @@ from oncekey.queues.kafka.kafka_settings import (
     FORWARD_TIMEOUT_S,
     PAUSE_AFTER_S,
     POLL_S,
+    SKIPS_TO_END,
     KafkaSettings,
+    client_reset,
 )
 from oncekey.queues.kafka.order_queue import Partition
 from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
@@ -73,7 +82,7 @@ class GroupMember:
         self._work = work
         self._changed = changed
         self._check_topic = check_topic
-        self._skips_to_end = config["auto.offset.reset"] == "latest"
+        self._skips_to_end = config["auto.offset.reset"] == SKIPS_TO_END
         self._trouble: OncekeyError | None = None  # raised once
         self._failure: BaseException | None = None  # raised always
         self._is_lost = False
@@ -246,22 +255,35 @@ class GroupMember:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._skips_to_end:
-            self._pin_the_end(partitions)
+            self._pin_the_end()
         with self._changed:
             self._work.assign(names_of(partitions))
             self._is_checked = False
 
-    def _pin_the_end(self, partitions: list[TopicPartition]) -> None:
-        """Commit where a new group begins. Otherwise what arrives before its first commit would be
-        skipped by a consumer that starts at the end once more."""
-        seconds = self._settings.ask_timeout
+    def _pin_the_end(self) -> None:
+        """Commit where a new group begins: at the end of all partitions of the topic, whoever has
+        them. A group that has any offset has begun, so a partition without one was added later, and
+        is read from its beginning, by the client's own setting."""
+        topic, seconds = self._settings.topic, self._settings.ask_timeout
+        numbers = self._consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
+        partitions = [TopicPartition(topic, number) for number in numbers]
+        if not partitions:
+            raise BrokerUnavailable(f"Kafka does not tell the partitions of {topic}")
+        if self._has_begun(partitions):
+            return
         ends = []
-        for each in self._consumer.committed(partitions, timeout=seconds):
-            if each.offset < 0:
-                _, end = self._consumer.get_watermark_offsets(each, timeout=seconds)
-                ends.append(TopicPartition(each.topic, each.partition, end))
-        if ends:
-            self._consumer.commit(offsets=ends, asynchronous=False)
+        for each in partitions:
+            _, end = self._consumer.get_watermark_offsets(each, timeout=seconds)
+            ends.append(TopicPartition(topic, each.partition, end))
+        if not self._has_begun(partitions):  # another member may have been faster
+            for each in self._consumer.commit(offsets=ends, asynchronous=False) or ():
+                _check_error(each)
+
+    def _has_begun(self, partitions: list[TopicPartition]) -> bool:
+        asked = self._consumer.committed(partitions, timeout=self._settings.ask_timeout)
+        for each in asked:
+            _check_error(each)
+        return any(each.offset >= 0 for each in asked)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Let what runs finish for a while, and commit what is done, before another member has the
@@ -320,6 +342,11 @@ class GroupMember:
         self._closing.set()
 
 
+def _check_error(partition: TopicPartition) -> None:
+    if partition.error is not None:
+        raise KafkaException(partition.error)
+
+
 def _refused(error: object) -> ConfigurationError:
     return ConfigurationError(f"Kafka refuses this consumer: {error}")
 
@@ -360,6 +387,7 @@ def _consumer(
     options = {
         "error_cb": on_error,
         **config,
+        "auto.offset.reset": client_reset(config["auto.offset.reset"]),
         "group.id": group,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

@@ -1,7 +1,7 @@
-"""Moves dead letters of a consumer back to its topic, over confluent-kafka.
+"""Moves dead letters, or parked messages, of a consumer back to its topic, over confluent-kafka.
 
-Each letter is written to the topic with the mark of this redrive, and only then the offset of the
-dead-letter topic passes it; the group of the redrive keeps how far it came.
+Each letter is written to the topic, a dead one with the mark of this redrive, and only then the
+offset of the topic it comes from passes it; the group of the redrive keeps how far it came.
 """
 
 from __future__ import annotations
@@ -23,19 +23,27 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.kafka.confluent_topics import unavailable
 from oncekey.queues.kafka.confluent_values import connection_options, record_of, stores_headers
-from oncekey.queues.kafka.kafka_records import KafkaRecord
+from oncekey.queues.kafka.kafka_records import KafkaRecord, moved_headers
 from oncekey.queues.kafka.kafka_settings import (
     FORWARD_MAX_BYTES,
     FORWARD_TIMEOUT_S,
     REDRIVE_SUFFIX,
     KafkaSettings,
 )
-from oncekey.queues.redrive import REDRIVE_HEADER
+from oncekey.queues.redrive import GoOn
 
 
-def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int, id: str) -> int:
-    """Move at most `most` letters that were in the dead-letter topic at the start; how many."""
-    if not stores_headers(config):
+def redrive(
+    settings: KafkaSettings,
+    config: Mapping[str, Any],
+    most: int,
+    id: str,
+    parked: bool,
+    go_on: GoOn,
+) -> int:
+    """Move at most `most` letters that were in the dead-letter topic, or in that of parked
+    messages, at the start; how many."""
+    if not parked and not stores_headers(config):
         raise ConfigurationError(
             "these brokers store no headers, so a dead letter that comes back cannot be told from "
             "a duplicate; free its key by `oncekey release`, and send the message again"
@@ -49,18 +57,19 @@ def redrive(settings: KafkaSettings, config: Mapping[str, Any], most: int, id: s
     }
     consumer = Consumer(options)
     try:
-        ends = _assign(consumer, settings)
+        topic = settings.park_topic if parked else settings.dead_letter_topic
+        ends = _assign(consumer, topic, settings.ask_timeout)
         producer = Producer({**connection, "acks": "all", "message.max.bytes": FORWARD_MAX_BYTES})
-        return _move(consumer, producer, settings, ends, most, id)
+        mark = None if parked else id
+        return _move(consumer, producer, settings, ends, most, mark, go_on)
     except KafkaException as error:
         raise unavailable(error) from error
     finally:
         consumer.close()
 
 
-def _assign(consumer: Consumer, settings: KafkaSettings) -> dict[int, int]:
-    """Assign what is left in the dead-letter topic; the end of each partition with letters."""
-    topic, seconds = settings.dead_letter_topic, settings.ask_timeout
+def _assign(consumer: Consumer, topic: str, seconds: float) -> dict[int, int]:
+    """Assign what is left in the topic; the end of each partition with letters."""
     numbers = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
     wanted = [TopicPartition(topic, number) for number in numbers]
     ends: dict[int, int] = {}
@@ -81,7 +90,8 @@ def _move(
     settings: KafkaSettings,
     ends: dict[int, int],
     most: int,
-    id: str,
+    mark: str | None,
+    go_on: GoOn,
 ) -> int:
     moved = 0
     until = time.monotonic() + settings.ask_timeout
@@ -91,11 +101,11 @@ def _move(
             continue
         until = time.monotonic() + settings.ask_timeout
         record = record_of(letter)
-        headers: list[tuple[str, str | bytes | None]] = [(REDRIVE_HEADER, id)]
-        headers += [(n, v) for n, v in record.headers if n.lower() != REDRIVE_HEADER]
-        _write(producer, settings.topic, record, headers)
+        _write(producer, settings.topic, record, moved_headers(record.headers, mark))
         consumer.commit(message=letter, asynchronous=False)
         moved += 1
+        if not go_on(moved):
+            break
         if record.position.offset + 1 >= ends[record.position.partition]:
             del ends[record.position.partition]
     return moved
@@ -105,7 +115,7 @@ def _write(
     producer: Producer,
     topic: str,
     record: KafkaRecord,
-    headers: list[tuple[str, str | bytes | None]],
+    headers: list[tuple[str, bytes]],
 ) -> None:
     """Write a letter, and raise if not all replicas have it: then it stays where it is. What was
     given up is no longer in the producer's queue either, so only its report tells."""
@@ -114,7 +124,7 @@ def _write(
         topic,
         value=record.value,
         key=record.key,
-        headers=headers,
+        headers=list(headers) or None,
         on_delivery=lambda error, _: errors.append(error),
     )
     producer.flush(FORWARD_TIMEOUT_S)

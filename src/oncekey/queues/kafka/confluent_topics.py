@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs h
 )
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker import BrokerUnavailable, LoginRefused
 from oncekey.queues.broker_faults import reason_of
 
 _PAUSE_S: Final = 0.1
@@ -34,6 +34,7 @@ _NO_IDENTITY: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     )
 )
+_LOGIN: Final = frozenset((KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED))
 _AWAY: Final = frozenset(
     (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 )
@@ -45,8 +46,20 @@ class ConfluentTopics:
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         # What it cannot do is raised; the client would also write a line for each connection that
         # is refused, every 50 ms.
-        self._admin = AdminClient({"log_level": _CRITICAL, **config})
+        options: dict[str, Any] = {"log_level": _CRITICAL, "error_cb": self._note, **config}
+        self._admin = AdminClient(options)
         self._timeout = timeout
+        self._refused: KafkaError | None = None
+
+    def _note(self, error: KafkaError) -> None:
+        """A callback of the client: the calls themselves only say that nobody has answered."""
+        if error.code() in _LOGIN:
+            self._refused = error
+
+    def _unavailable(self, error: Exception) -> BrokerUnavailable:
+        if self._refused is None:
+            return unavailable(error)
+        return LoginRefused(f"Kafka refuses the login: {self._refused.str()}")
 
     def check(self, topics: Sequence[str]) -> None:
         """Raise ConfigurationError for topics that do not exist."""
@@ -63,7 +76,7 @@ class ConfluentTopics:
             try:
                 found = self._admin.list_topics(topic, timeout=self._timeout).topics[topic]
             except Exception as error:
-                raise unavailable(error) from error
+                raise self._unavailable(error) from error
             if found.error is None and found.partitions:
                 return True
             is_missing = found.error is not None and found.error.code() not in _NEW_TOPIC
@@ -102,11 +115,19 @@ class ConfluentTopics:
                 raise unavailable(error) from error  # `keep` would be checked against nothing
             return None
 
-    def _has_controller(self) -> bool:
+    def cluster_id(self) -> str | None:
+        """Return the id that the cluster was given when it was made; None before Kafka 0.10.1."""
+        found: str | None = self._cluster().cluster_id
+        return found
+
+    def _cluster(self) -> Any:
         try:
-            cluster = self._admin.list_topics(timeout=self._timeout)
+            return self._admin.list_topics(timeout=self._timeout)
         except Exception as error:
-            raise unavailable(error) from error
+            raise self._unavailable(error) from error
+
+    def _has_controller(self) -> bool:
+        cluster = self._cluster()
         return cluster.controller_id in cluster.brokers and cluster.cluster_id is not None
 
 

@@ -17,7 +17,7 @@ from oncekey.queues.kafka.kafka_settings import KafkaSettings
 from oncekey.queues.kafka.order_queue import Position
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import HEADERS as REDRIVE_HEADERS
-from oncekey.queues.redrive import headers_of
+from oncekey.queues.redrive import REDRIVE_HEADER, headers_of
 
 ORIGIN_HEADER: Final = "oncekey-origin"
 DUE_HEADER: Final = "oncekey-due"
@@ -117,6 +117,14 @@ def to_park(
 ) -> ForwardedRecord:
     marks = {REASON_HEADER: reason}
     return _forwarded(source, settings.park_topic, identity, marks, _OWN_HEADERS)
+
+
+def moved_headers(headers: RawHeaders, mark: str | None) -> list[tuple[str, bytes]]:
+    """Return the headers of a message that goes back to its topic: a dead letter with the mark of
+    the redrive, a parked message (None) without what says why it was parked."""
+    replaced = REASON_HEADER if mark is None else REDRIVE_HEADER
+    kept = [(name, value or b"") for name, value in headers if name.lower() != replaced]
+    return kept if mark is None else [*kept, (REDRIVE_HEADER, mark.encode())]
 
 
 def by_disposition(

@@ -41,6 +41,7 @@ CHECK_RETRY_S: Final = 1.0  # after Kafka did not tell a topic's id
 REDRIVE_SUFFIX: Final = ".redrive"
 # Kafka's own limit for the name of a topic.
 TOPIC_MAX_CHARS: Final = 249
+SKIPS_TO_END: Final = "latest"  # of both clients' `auto.offset.reset`
 
 _SECOND: Final = 1_000_000
 Order = Literal["partition", "key", "none"]
@@ -185,6 +186,13 @@ def _check_topics(settings: KafkaSettings) -> None:
     for each in topics:
         if len(each) > TOPIC_MAX_CHARS:
             raise ConfigurationError(f"{each!r} is too long for a topic; name it explicitly")
+
+
+def client_reset(reset: str) -> str:
+    """Return where the client itself begins in a partition without a valid offset. "latest" is made
+    so by a commit when the group begins; from then on nothing is skipped, neither in a partition
+    that is added nor in one whose offset was deleted with its messages."""
+    return "earliest" if reset == SKIPS_TO_END else reset
 
 
 def _group_of(config: Mapping[str, Any], name: str, names: OptionNames) -> str:

@@ -11,6 +11,7 @@ from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.aio_pika_session import AioPikaSession
 from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
+from oncekey.queues.redrive import GoOn, to_the_end
 
 
 class AioPikaBroker:
@@ -33,7 +34,7 @@ class AioPikaBroker:
             session = await self._opened()
             await session.run(session.program.prepare(declare=self.settings.declare))
             report = await asyncio.to_thread(self.settings.ask_report, session.version)
-            self._facts = self.settings.facts(session.version, report)
+            self._facts = self.settings.facts(session.version, report, session.cluster)
             if report is not None:
                 session.program.retry_delay = self._retry_delay = report.retry_delay
         return self._facts
@@ -61,9 +62,11 @@ class AioPikaBroker:
         """RabbitMQ has no deadline that could be extended: a message is its consumer's until the
         consumer timeout, which `facts` told."""
 
-    async def redrive(self, most: int, id: str) -> int:
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
         session = await self._opened()
-        return await session.run(session.program.redrive(most, id))
+        return await session.run(session.program.redrive(most, id, parked, go_on))
 
     async def close(self) -> None:
         session, self._session = self._session, None

@@ -48,7 +48,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     unavailable,
 )
 from oncekey.queues.rabbitmq.channel_program import ChannelProgram
-from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_version
+from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_cluster, parse_version
 from oncekey.queues.rabbitmq.rabbit_settings import (
     CONNECT_TIMEOUT_S,
     PUBLISH_TIMEOUT_S,
@@ -72,6 +72,7 @@ class AioPikaSession:
 
     program: ChannelProgram
     version: Version
+    cluster: str | None
     _connection: aio_pika.abc.AbstractConnection
     _work: aiormq.abc.AbstractChannel
     _letters: aio_pika.abc.AbstractChannel
@@ -102,7 +103,9 @@ class AioPikaSession:
         names = self._settings.names
         connection.close_callbacks.add(self._lost)
         assert connection.transport is not None
-        self.version = parse_version(connection.transport.connection.server_properties)
+        properties = connection.transport.connection.server_properties
+        self.version = parse_version(properties)
+        self.cluster = parse_cluster(properties)
         self.program = ChannelProgram(names, self.version)
         work = await connection.channel(publisher_confirms=False)
         work.close_callbacks.add(self._lost)

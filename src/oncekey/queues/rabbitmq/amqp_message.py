@@ -14,7 +14,7 @@ from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage, short_id
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.topology import QueueNames, delay_step
-from oncekey.queues.redrive import HEADERS, REDRIVE_HEADER, headers_of
+from oncekey.queues.redrive import ERROR_HEADER, HEADERS, REDRIVE_HEADER, headers_of
 
 # How often a message was delivered before it was moved to a delay queue: there RabbitMQ's own count
 # begins anew.
@@ -96,7 +96,7 @@ def letter_of(message: Message, disposition: Disposition, names: QueueNames) -> 
         assert disposition.dead_letter is not None
         return copy_of(message, names.dead_letters, headers_of(disposition.dead_letter), HEADERS)
     if disposition.kind is Kind.PARK:
-        return copy_of(message, names.parked, {"oncekey-error": disposition.reason})
+        return copy_of(message, names.parked, {ERROR_HEADER: disposition.reason})
     return delayed_letter(message, disposition.seconds, names)
 
 
@@ -108,6 +108,11 @@ def delayed_letter(message: Message, seconds: float, names: QueueNames) -> Lette
 def redriven_letter(message: Message, id: str, names: QueueNames) -> Letter:
     """What is published in the consumed queue in place of a dead letter."""
     return copy_of(message, names.queue, {REDRIVE_HEADER: id})
+
+
+def unparked_letter(message: Message, names: QueueNames) -> Letter:
+    """What is published in the consumed queue in place of a parked message."""
+    return copy_of(message, names.queue, {}, (ERROR_HEADER,))
 
 
 def copy_of(

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues import broker_faults
-from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.broker import BrokerUnavailable, LoginRefused
 from oncekey.queues.rabbitmq.amqp_message import Letter
 from oncekey.queues.rabbitmq.topology import Arguments
 
@@ -107,6 +107,9 @@ Program = Generator[ChannelCall, Any, T]
 
 
 _PREFIX: Final = "RabbitMQ: "
+_LOGIN_REFUSED: Final = frozenset(
+    ("AuthenticationError", "ProbableAuthenticationError", "ProbableAccessDeniedError")
+)
 
 
 class RabbitRefused(ConfigurationError):
@@ -131,4 +134,13 @@ def reason_of(error: BaseException) -> str:
 
 
 def unavailable(error: BaseException) -> BrokerUnavailable:
-    return BrokerUnavailable(_PREFIX + reason_of(error))
+    kind = LoginRefused if _is_login_refused(error) else BrokerUnavailable
+    return kind(_PREFIX + reason_of(error))
+
+
+def _is_login_refused(error: BaseException) -> bool:
+    """True if RabbitMQ has refused the user or the virtual host, as pika and aiormq tell it. The
+    latter has no class for a virtual host, whose connection is closed instead of being opened."""
+    if isinstance(error, LoginRefused) or type(error).__name__ in _LOGIN_REFUSED:
+        return True
+    return type(error).__name__ == "InvalidFrameError" and "Connection.Close" in str(error)

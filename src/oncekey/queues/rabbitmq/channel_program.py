@@ -27,6 +27,7 @@ from oncekey.queues.rabbitmq.amqp_message import (
     delayed_letter,
     letter_of,
     redriven_letter,
+    unparked_letter,
 )
 from oncekey.queues.rabbitmq.channel_calls import (
     Ack,
@@ -49,6 +50,7 @@ from oncekey.queues.rabbitmq.topology import (
     queue_arguments,
     store_arguments,
 )
+from oncekey.queues.redrive import GoOn
 
 STREAM_HEADER: Final = "x-stream-offset"
 
@@ -192,21 +194,27 @@ class ChannelProgram:
 
     # --- redrive --------------------------------------------------------------------------------
 
-    def redrive(self, most: int, id: str) -> Program[int]:
-        """Move dead letters back. No more than there are at the beginning, for one that fails again
-        comes to the end of the same queue."""
+    def redrive(self, most: int, id: str, parked: bool, go_on: GoOn) -> Program[int]:
+        """Move dead letters, or parked messages, back. No more than there are at the beginning, for
+        one that fails again comes to the end of the same queue."""
         names = self.names
-        waiting: int = (yield CountMessages(names.dead_letters)) or 0
+        source = names.parked if parked else names.dead_letters
+        waiting: int = (yield CountMessages(source)) or 0
         moved = 0
         while moved < min(most, waiting):
-            message: Message | None = yield Take(names.dead_letters)
+            message: Message | None = yield Take(source)
             if message is None:
                 break
-            (failure,) = yield Publish([redriven_letter(message, id, names)])
+            letter = (
+                unparked_letter(message, names) if parked else redriven_letter(message, id, names)
+            )
+            (failure,) = yield Publish([letter])
             if failure is not None:
                 raise BrokerUnavailable(f"queue {names.queue!r} did not take it: {failure}")
             yield AckTaken(_tag(message))
             moved += 1
+            if not go_on(moved):
+                break
         return moved
 
 

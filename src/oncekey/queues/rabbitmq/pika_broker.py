@@ -12,6 +12,7 @@ from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.pika_session import PikaSession
 from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
+from oncekey.queues.redrive import GoOn, to_the_end
 
 # Messages are sent here, so nothing is asked of RabbitMQ more often by waiting for less: and a
 # consumer that stops does not wait for long.
@@ -38,7 +39,7 @@ class PikaBroker:
             session = self._opened()
             session.run(session.program.prepare(declare=self.settings.declare))
             report = self.settings.ask_report(session.version)
-            self._facts = self.settings.facts(session.version, report)
+            self._facts = self.settings.facts(session.version, report, session.cluster)
             if report is not None:
                 session.program.retry_delay = self._retry_delay = report.retry_delay
         return self._facts
@@ -66,9 +67,9 @@ class PikaBroker:
         """RabbitMQ has no deadline that could be extended: a message is its consumer's until the
         consumer timeout, which `facts` told."""
 
-    def redrive(self, most: int, id: str) -> int:
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
         session = self._opened()
-        return session.run(session.program.redrive(most, id))
+        return session.run(session.program.redrive(most, id, parked, go_on))
 
     def close(self) -> None:
         with self._lock:

@@ -52,7 +52,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     unavailable,
 )
 from oncekey.queues.rabbitmq.channel_program import ChannelProgram
-from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_version
+from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_cluster, parse_version
 from oncekey.queues.rabbitmq.rabbit_settings import (
     CONNECT_TIMEOUT_S,
     PUBLISH_TIMEOUT_S,
@@ -70,6 +70,7 @@ class PikaSession:
 
     program: ChannelProgram
     version: Version
+    cluster: str | None
 
     def __init__(self, settings: RabbitSettings) -> None:
         self._settings = settings
@@ -152,7 +153,9 @@ class PikaSession:
     def _open(self) -> None:
         nodes = [_parameters(url) for url in self._settings.shuffled()]
         self._connection = connection = BlockingConnection(nodes)
-        self.version = parse_version(connection._impl.server_properties)
+        properties = connection._impl.server_properties
+        self.version = parse_version(properties)
+        self.cluster = parse_cluster(properties)
         self.program = ChannelProgram(self._settings.names, self.version)
         self._work = connection.channel()
         self._work.add_on_cancel_callback(self._cancelled)

@@ -102,12 +102,13 @@ def facts_of(
     *,
     identity: str | None,
     consumer_timeout: float | None,
+    broker: str | None = None,
 ) -> BrokerFacts:
     """What the loop has to know. `consumer_timeout` is what the user says it is."""
     hold_max: float | None = consumer_timeout or CONSUMER_TIMEOUT_S
     if report is None:
         # A queue has no time to live unless it is given one, and nobody can be asked here.
-        return BrokerFacts(queue, identity, retention=math.inf, hold_max=hold_max)
+        return BrokerFacts(queue, identity, math.inf, hold_max, broker=broker)
     if consumer_timeout is None:
         hold_max = report.consumer_timeout or CONSUMER_TIMEOUT_S
         if not report.is_quorum and version >= _QUORUM_DELAYS_SINCE:
@@ -119,6 +120,7 @@ def facts_of(
         retention=report.ttl if report.ttl is not None else math.inf,
         hold_max=hold_max,
         receives_max=None if limit is None else limit + 1,
+        broker=broker,
     )
 
 
@@ -149,6 +151,13 @@ def parse_version(properties: Mapping[str, Any]) -> Version:
         return (0,)
     numbers = version.split("-")[0].split(".")[:3]
     return tuple(int(number) for number in numbers if number.isdecimal()) or (0,)
+
+
+def parse_cluster(properties: Mapping[str, Any]) -> str | None:
+    """The name that an operator has given the cluster (`rabbitmqctl set_cluster_name`). Without
+    one, each node tells its own name here, such as rabbit@host, which is none of the cluster."""
+    name = _text(properties.get("cluster_name"))
+    return None if "@" in name else name or None
 
 
 def _text(value: object) -> str:

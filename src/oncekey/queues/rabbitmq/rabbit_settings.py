@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BATCH_DEFAULT, BrokerFacts
 from oncekey.queues.rabbitmq.rabbit_facts import (
     QueueReport,
@@ -81,7 +82,9 @@ class RabbitSettings:
         answer = ask_management(self.management_url, virtual_host(self.urls[0]), self.queue)
         return parse_report(answer, version)
 
-    def facts(self, version: Version, report: QueueReport | None) -> BrokerFacts:
+    def facts(
+        self, version: Version, report: QueueReport | None, cluster: str | None = None
+    ) -> BrokerFacts:
         """What the loop has to know; warns of what may lose messages."""
         if report is not None:
             for warning in warnings_of(self.queue, report):
@@ -92,6 +95,7 @@ class RabbitSettings:
             version,
             report,
             identity=self.identity,
+            broker=identity_of("rabbitmq", vhost=virtual_host(self.urls[0]), cluster=cluster),
             consumer_timeout=(
                 None
                 if timeout is None

@@ -34,6 +34,7 @@ from oncekey.queues.redis_streams.stream_program import (
     WaitForEntry,
 )
 from oncekey.queues.redis_streams.stream_scripts import script
+from oncekey.queues.redrive import GoOn, to_the_end
 
 _log = logging.getLogger("oncekey")
 
@@ -61,8 +62,8 @@ class RedisStreamBroker:
     def extend(self, messages: Sequence[Message], seconds: float) -> None:
         self._drive(self.program.extend(messages, seconds))
 
-    def redrive(self, most: int, id: str) -> int:
-        moved: int = self._drive(self.program.redrive(most, id))
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
+        moved: int = self._drive(self.program.redrive(most, id, parked, go_on))
         return moved
 
     def close(self) -> None:
@@ -128,8 +129,10 @@ class AsyncRedisStreamBroker:
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         await self._drive(self.program.extend(messages, seconds))
 
-    async def redrive(self, most: int, id: str) -> int:
-        moved: int = await self._drive(self.program.redrive(most, id))
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        moved: int = await self._drive(self.program.redrive(most, id, parked, go_on))
         return moved
 
     async def close(self) -> None:
@@ -199,7 +202,7 @@ def _check_client(client: Any, program: StreamProgram) -> None:
             "without it"
         )
     own = program.settings
-    keys = (own.stream, own.due_key, own.dead_key, own.parked_key)
+    keys = (own.stream, own.due_key, own.dead_key, own.parked_key, own.broker_key)
     is_cluster = isinstance(client, (redis.RedisCluster, redis.asyncio.RedisCluster))
     if is_cluster and len({key_slot(key.encode()) for key in keys}) > 1:
         raise ConfigurationError(

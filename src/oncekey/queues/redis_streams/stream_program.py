@@ -29,12 +29,19 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import Settled
+from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redis_streams.stream_entry import again_fields, message_of, moved_fields
+from oncekey.queues.redis_streams.stream_entry import (
+    LOST_FIELD,
+    PARKED_FIELD,
+    again_fields,
+    message_of,
+    moved_fields,
+)
 from oncekey.queues.redis_streams.stream_settings import DELETE, TRIM, StreamSettings
-from oncekey.queues.redrive import REDRIVE_HEADER
+from oncekey.queues.redrive import REDRIVE_HEADER, GoOn
 
 CONSUMER_PREFIX: Final = "oncekey-"
 POSTPONED: Final = "oncekey-postponed"
@@ -116,8 +123,9 @@ class StreamProgram:
             self._process = os.getpid()  # it was made before a fork
             self.consumer = _consumer_name()
         wanted = MARKER_PREFIX + secrets.token_hex(8) if self._needs_identity else ""
-        arguments = (own.group, own.start_id, MARKER_PREFIX, wanted)
-        is_found, marker, groups = yield RunScript("open", (own.stream,), arguments)
+        arguments = (own.group, own.start_id, MARKER_PREFIX, wanted, secrets.token_hex(8))
+        keys = (own.stream, own.broker_key)
+        is_found, marker, groups, broker = yield RunScript("open", keys, arguments)
         if not is_found:
             raise ConfigurationError(
                 f"the stream {own.stream!r} has no group {own.group!r}. Say where it begins: "
@@ -133,7 +141,12 @@ class StreamProgram:
         info = yield AskServer()
         for warning in server_warnings(info):
             _log.warning("stream %s: %s", own.stream, warning)
-        return BrokerFacts(own.stream, identity=self.identity, retention=own.retention_s)
+        return BrokerFacts(
+            own.stream,
+            identity=self.identity,
+            retention=own.retention_s,
+            broker=identity_of("redis", id=broker.decode()),
+        )
 
     # --- receiving ----------------------------------------------------------------------------
 
@@ -273,17 +286,32 @@ class StreamProgram:
                 id.decode(),
             )
 
-    def redrive(self, most: int, id: str) -> Flow:
+    def redrive(self, most: int, id: str, parked: bool, go_on: GoOn) -> Flow:
+        """Move what stands in the stream of dead letters, or of parked messages, up to what is its
+        last entry at the beginning. One that fails again stands behind that."""
         own, moved, copied = self.settings, 0, b""
+        keys = (own.stream, own.parked_key if parked else own.dead_key)
+        marks = () if parked else (REDRIVE_HEADER.encode(), id.encode())
+        left_out = PARKED_FIELD if parked else ""
+        after, last = b"-", b""
         while moved < most or copied:
             wanted = min(REDRIVE_BATCH, most - moved)
-            arguments = (wanted, REDRIVE_HEADER, id, SCRIPT_WORDS_MAX, copied)
-            part, copied, fields = yield RunScript("redrive", (own.stream, own.dead_key), arguments)
+            arguments = (
+                wanted,
+                SCRIPT_WORDS_MAX,
+                copied,
+                after,
+                last,
+                left_out,
+                LOST_FIELD,
+                *marks,
+            )
+            part, copied, fields, after, last = yield RunScript("redrive", keys, arguments)
             moved += part
             if copied:
-                yield AddEntry(own.stream, (*fields, REDRIVE_HEADER.encode(), id.encode()))
+                yield AddEntry(own.stream, (*fields, *marks))
                 moved += 1
-            elif part < REDRIVE_BATCH:
+            if not copied and (not after or not go_on(moved)):
                 break
         return moved
 

@@ -97,6 +97,11 @@ class StreamSettings:
         return f"{self.stream}:oncekey:{self.group}"
 
     @property
+    def broker_key(self) -> str:
+        """The key that tells this server, and its copies, from any other that has such a stream."""
+        return f"{self.stream}:oncekey-broker"
+
+    @property
     def retention_s(self) -> float:
         """How long messages can come back. A stream is trimmed by count, if at all, and what is
         pending or a dead letter stays, so without a choice that is for ever."""

@@ -10,6 +10,7 @@ from typing import Any
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn, to_the_end
 from oncekey.queues.sqs.aiobotocore_calls import AiobotocoreCalls
 from oncekey.queues.sqs.queue_program import QueueProgram
 
@@ -51,8 +52,10 @@ class AiobotocoreBroker:
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         await self._calls.run(self.program.extend(messages, seconds))
 
-    async def redrive(self, most: int, id: str) -> int:
-        return await self._calls.run(self.program.redrive(most, id))
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        return await self._calls.run(self.program.redrive(most, id, parked, go_on))
 
     async def close(self) -> None:
         """Close the client, if it was opened here. Hidden messages are shown when their time

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn, to_the_end
 from oncekey.queues.sqs.boto3_calls import Boto3Calls
 from oncekey.queues.sqs.queue_program import QueueProgram
 from oncekey.queues.sqs.sqs_calls import Program
@@ -54,8 +55,8 @@ class Boto3Broker:
     def extend(self, messages: Sequence[Message], seconds: float) -> None:
         self.run(self.program.extend(messages, seconds))
 
-    def redrive(self, most: int, id: str) -> int:
-        return self.run(self.program.redrive(most, id))
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
+        return self.run(self.program.redrive(most, id, parked, go_on))
 
     def close(self) -> None:
         """Close the client, if it was made here. Hidden messages are shown when their time ends."""

@@ -9,7 +9,9 @@ unchanged whatever happens; what oncekey adds gives way:
     none is free                      nothing is added: the error is in the store
     the message leaves little room    the error is shortened, then left out, then all but the fence
 
-A letter that is moved back has `oncekey-redrive` too, in the same way. Pure.
+A letter that is moved back has `oncekey-redrive` too, in the same way, and a parked message
+`oncekey-moved`. What was moved back and fails again has `oncekey-moved` in the dead-letter queue:
+it says which redrive has moved it, so that the same one does not do so twice. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ ATTRIBUTES_MAX: Final = 10
 SOURCE_HEADER: Final = "oncekey-source"
 # What SQS tells of a message that it has moved to the dead-letter queue itself.
 _SOURCE_ATTRIBUTE: Final = "DeadLetterQueueSourceArn"
-_MARKS: Final = (*HEADERS, SOURCE_HEADER)
+MOVED_HEADER: Final = "oncekey-moved"
+_MARKS: Final = (*HEADERS, SOURCE_HEADER, MOVED_HEADER)
 _OURS: Final = frozenset((*_MARKS, PACKED_ATTRIBUTE))
 _TEXT: Final = "String"
 _SHORTEST_ERROR_CHARS: Final = 20
@@ -49,6 +52,9 @@ def letter_entry(message: Message, disposition: Disposition, source: str, max_by
     """
     letter = disposition.dead_letter or DeadLetter(disposition.reason)
     marks = {**headers_of(letter), SOURCE_HEADER: source}
+    moved_by = message.headers.get(REDRIVE_HEADER) or message.headers.get(MOVED_HEADER)
+    if moved_by:
+        marks[MOVED_HEADER] = moved_by
     return _entry(message, marks, FENCE_HEADER, max_bytes)
 
 
@@ -56,8 +62,20 @@ def redrive_entry(letter: Message, id: str, max_bytes: int) -> Entry | None:
     """Return the entry that puts a dead letter back into its queue; None if the letter has no room
     for the header that says so, without which it would be a dead letter again at once."""
     marks = {name: letter.headers[name] for name in _MARKS if name in letter.headers}
+    marks.pop(MOVED_HEADER, None)
     entry = _entry(letter, {**marks, REDRIVE_HEADER: id}, REDRIVE_HEADER, max_bytes)
     return entry if has_marks(entry) else None
+
+
+def unparked_entry(letter: Message, id: str, max_bytes: int) -> Entry:
+    """Return the entry that puts a parked message back into its queue, without what says why it was
+    parked."""
+    return _entry(letter, {MOVED_HEADER: id}, MOVED_HEADER, max_bytes)
+
+
+def was_moved(letter: Message, id: str) -> bool:
+    """True if this redrive has moved the message back once already."""
+    return letter.headers.get(MOVED_HEADER) == id
 
 
 def source_of(letter: Message) -> str:

@@ -29,6 +29,7 @@ from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.engine.blocking.once import Once
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import BrokerUnavailable, Settled
+from oncekey.queues.broker_identity import bound_scope
 from oncekey.queues.consumer_settings import (
     CONCURRENCY_DEFAULT,
     MAX_TRIES_DEFAULT,
@@ -92,9 +93,8 @@ class LambdaHandler:
         **options: Any,
     ) -> None:
         check_engine(once, Once)
-        retry_options = {
-            name: options.pop(name) for name in ("backoff", "backoff_max") if name in options
-        }
+        own = ("backoff", "backoff_max", "broker_name")
+        given = {name: options.pop(name) for name in own if name in options}
         self.settings = ConsumerSettings(
             name=name,
             key=key,
@@ -102,7 +102,7 @@ class LambdaHandler:
             concurrency=concurrency,
             max_tries=max_tries,
             options=options,
-            **retry_options,
+            **given,
         )
         self._once = once
         self._call = HandlerCall(handler, is_async=False, in_transaction=False)
@@ -163,7 +163,9 @@ class LambdaHandler:
                     self._client, arn, **self._queues, max_tries=self.settings.max_tries
                 )
                 self._once._ready()
-                plan = plan_of(self.settings, broker.facts(), self._once.policy)
+                facts = broker.facts()
+                scope = bound_scope(self._once, self.settings, facts)
+                plan = plan_of(self.settings, facts, self._once.policy, scope)
                 handler = MessageHandler(self._once, self._call, plan)
                 found = self._sources[arn] = _Source(arn, broker, handler, self.settings)
             return found

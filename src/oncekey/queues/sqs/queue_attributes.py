@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.queues.broker_identity import identity_of
 
 # SQS shows a hidden message again after so long, counted from its receive, whatever happens.
 VISIBILITY_MAX_S: Final = 12 * 3600
 WAIT_MAX_S: Final = 20  # of one long poll
 # A try costs one receive; if its consumer dies, the lease may outlast the visibility by one more.
 RECEIVES_PER_TRY: Final = 2
+_AWS_HOSTS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,16 @@ class QueueAttributes:
     @property
     def name(self) -> str:
         return self.arn.rpartition(":")[2]
+
+    @property
+    def broker(self) -> str:
+        """Account and region; of an emulator also where it is, since all have the same account."""
+        _, partition, _, region, account, _ = self.arn.split(":")
+        host = urlsplit(self.url).netloc
+        endpoint = None if host.endswith(_AWS_HOSTS) else host
+        return identity_of(
+            "sqs", partition=partition, region=region, account=account, endpoint=endpoint
+        )
 
     @property
     def identity(self) -> str:

@@ -24,12 +24,15 @@ from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn
 from oncekey.queues.sqs.dead_letters import (
     has_marks,
     in_sizes,
     letter_entry,
     redrive_entry,
     source_of,
+    unparked_entry,
+    was_moved,
 )
 from oncekey.queues.sqs.queue_attributes import (
     VISIBILITY_MAX_S,
@@ -61,6 +64,7 @@ _VISIBILITY_MARGIN_S: Final = 2
 # A long poll asks every server of SQS; a letter that is left in its place is not received twice.
 _LETTER_WAIT_S: Final = 1
 LETTER_HIDDEN_S: Final = 300
+_COUNTS: Final = ("", "NotVisible", "Delayed")
 
 
 class QueueProgram:
@@ -113,6 +117,7 @@ class QueueProgram:
             hold_max=VISIBILITY_MAX_S,
             receives_max=source.max_receives or None,
             ordered=source.is_fifo,
+            broker=source.broker,
         )
 
     @property
@@ -194,30 +199,45 @@ class QueueProgram:
 
     # --- dead letters, back -----------------------------------------------------------------------
 
-    def redrive(self, most: int, id: str) -> Program[int]:
-        """Move at most `most` dead letters of this queue back into it, and return how many. Letters
-        of other queues that share the dead-letter queue stay, and so does one without room for the
-        header `oncekey-redrive`."""
-        dead = self._letters[Kind.DEAD_LETTER]
-        moved, left = 0, []
+    def redrive(self, most: int, id: str, parked: bool, go_on: GoOn) -> Program[int]:
+        """Move at most `most` dead letters of this queue back into it, or parked messages, and
+        return how many. Letters of other queues that share the dead-letter queue stay, and so do
+        one without room for the header `oncekey-redrive`, and one that this redrive has moved
+        before and that failed again."""
+        if self._source is None:
+            yield from self.look_up()
+        letters_of = self._letters[Kind.PARK if parked else Kind.DEAD_LETTER]
+        if parked and letters_of == self._letters[Kind.DEAD_LETTER]:
+            raise ConfigurationError(
+                f"parked messages of {self.source.name} are among its dead letters in "
+                f"{letters_of.name}, since this consumer has no park_queue=; move the dead letters"
+            )
+        # No more than there were at the beginning, for a letter without room for the mark.
+        most = min(most, (yield from _count_of(letters_of)))
+        moved, left = 0, dict[str, Message]()
         while moved < most:
-            letters = yield from _receive_letters(dead, min(most - moved, BATCH_MAX))
-            if not letters:
-                break
+            letters = yield from _receive_letters(letters_of, min(most - moved, BATCH_MAX))
+            if all(letter.delivery_id in left for letter in letters):
+                break  # there are none, or those that stay are shown again
             for letter in letters:
-                is_moved = yield from self._move_back(letter, dead, id)
+                is_moved = yield from self._move_back(letter, letters_of, id, parked)
                 moved += is_moved
                 if not is_moved:
-                    left.append(letter)
-        for batch in in_batches(left):
+                    left[letter.delivery_id] = letter
+            if not go_on(moved):
+                break
+        for batch in in_batches(list(left.values())):
             entries = [{"ReceiptHandle": receipt_of(one), "VisibilityTimeout": 0} for one in batch]
-            yield from send_batch("change_message_visibility_batch", dead.url, entries)
+            yield from send_batch("change_message_visibility_batch", letters_of.url, entries)
         return moved
 
-    def _move_back(self, letter: Message, dead: QueueAttributes, id: str) -> Program[bool]:
-        if source_of(letter) not in ("", self.source.arn):
+    def _move_back(
+        self, letter: Message, dead: QueueAttributes, id: str, parked: bool
+    ) -> Program[bool]:
+        if source_of(letter) not in ("", self.source.arn) or was_moved(letter, id):
             return False
-        entry = redrive_entry(letter, id, self.source.max_bytes)
+        most = self.source.max_bytes
+        entry = unparked_entry(letter, id, most) if parked else redrive_entry(letter, id, most)
         if entry is None:
             _log.warning(
                 "letter %s in %s has no room for the header oncekey-redrive and stays; free its "
@@ -328,6 +348,15 @@ class QueueProgram:
             for failure in failures:
                 if failure.cause in causes:
                     raise _error(doing, self.source.name, failure)
+
+
+def _count_of(queue: QueueAttributes) -> Program[int]:
+    """How many messages a queue has, those that are hidden included, as SQS counts them."""
+    answer = yield Call("get_queue_attributes", {"QueueUrl": queue.url, "AttributeNames": ["All"]})
+    if isinstance(answer, CallFailed):
+        raise _error("ask about", queue.name, answer)
+    found = answer["Attributes"]
+    return sum(int(found.get(f"ApproximateNumberOfMessages{name}", 0)) for name in _COUNTS)
 
 
 def _receive_letters(dead: QueueAttributes, most: int) -> Program[list[Message]]:

@@ -1,7 +1,8 @@
 -- Finds or creates the group, and the identity of the stream.
--- KEYS: stream. ARGV: group, where a new group starts ('' if none may be made), what the names of
--- markers begin with, the name of a new marker ('' if none is wanted).
--- Returns whether there is a group now, the marker, and how many groups there are beside markers.
+-- KEYS: stream, what tells this server from others. ARGV: group, where a new group starts ('' if none may be made), what the names of
+-- markers begin with, the name of a new marker ('' if none is wanted), an id for the server.
+-- Returns whether there is a group now, the marker, how many groups there are beside
+-- markers, and the id of the server. It is copied with the data, so it outlives a failover.
 local group, start, prefix, wanted = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 local function groups()
@@ -20,7 +21,7 @@ for _, item in ipairs(groups()) do
   end
 end
 if is_found == 0 then
-  if start == '' then return {0, '', count} end
+  if start == '' then return {0, '', count, ''} end
   -- What was there before the group is counted as read, so that what it misses later can be told.
   local before = 0
   if redis.call('EXISTS', KEYS[1]) == 1 then
@@ -42,4 +43,5 @@ if marker == '' and wanted ~= '' then
   redis.call('XGROUP', 'CREATE', KEYS[1], wanted, last)
   marker = wanted
 end
-return {1, marker, count}
+redis.call('SET', KEYS[2], ARGV[5], 'NX')
+return {1, marker, count, redis.call('GET', KEYS[2])}
