@@ -19,6 +19,7 @@ from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn, to_the_end
 from oncekey.queues.work_in_hand import WorkInHand
 
 CALLS = ("receive", "settle", "extend")
@@ -199,6 +200,11 @@ class AsyncDeafBroker:
         MemoryBroker.settle(self.queue, settled)
 
     async def extend(self, messages: Sequence[Message], seconds: float) -> None: ...
+
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        return 0
 
     async def close(self) -> None:
         await self._meet("close")

@@ -310,7 +310,9 @@ def test_killed_worker_loses_no_task_and_no_effect_is_doubled(tmp_path: Path) ->
         def left() -> int:
             """The messages of both lists at one moment: workers move them from one to the other."""
             with notes.pipeline(transaction=True) as both:
-                return sum(map(int, both.llen("tasks").llen("held").execute()))
+                both.llen("tasks")
+                both.llen("held")
+                return sum(both.execute())
 
         wait_until(lambda: not left(), "every message is done", WAIT_S)
         runs = {task: int(notes.llen(f"effects:{name}")) for task, name in names.items()}

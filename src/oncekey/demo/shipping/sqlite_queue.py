@@ -20,7 +20,7 @@ from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import REMOVE, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redrive import REDRIVE_HEADER, headers_of, without_marks
+from oncekey.queues.redrive import REDRIVE_HEADER, GoOn, headers_of, to_the_end, without_marks
 
 _BUSY_SECONDS = 30.0
 _POLL_SECONDS = 0.05
@@ -44,7 +44,7 @@ _TAKE = "UPDATE messages SET visible_at = ?, receives = receives + 1 WHERE id = 
 _HIDE = "UPDATE messages SET visible_at = ? WHERE id = ? AND receives = ?"
 _REMOVE = "DELETE FROM messages WHERE id = ? AND receives = ?"
 _MOVE = "UPDATE messages SET place = ?, headers = ? WHERE id = ? AND receives = ?"
-_DEAD = "SELECT id, headers FROM messages WHERE queue = ? AND place = 'dead letters' LIMIT ?"
+_PLACED = "SELECT id, headers FROM messages WHERE queue = ? AND place = ? ORDER BY id LIMIT ?"
 _BACK = "UPDATE messages SET place = 'queue', visible_at = 0, headers = ? WHERE id = ?"
 
 
@@ -94,13 +94,17 @@ class OrderQueue:
             for message in messages:
                 stored.execute(_HIDE, (time.time() + seconds, *_receipt(message)))
 
-    def redrive(self, most: int, id: str) -> int:
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
+        place, marks = ("parked", {}) if parked else ("dead letters", {REDRIVE_HEADER: id})
+        moved = 0
         with self._open() as messages:
-            rows = messages.execute(_DEAD, (self.name, most)).fetchall()
-            for row in rows:
-                headers = {**json.loads(row["headers"]), REDRIVE_HEADER: id}
+            for row in messages.execute(_PLACED, (self.name, place, most)).fetchall():
+                headers = {**json.loads(row["headers"]), **marks}
                 messages.execute(_BACK, (json.dumps(headers), row["id"]))
-        return len(rows)
+                moved += 1
+                if not go_on(moved):
+                    break
+        return moved
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -176,8 +180,10 @@ class AsyncOrderQueue:
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         await asyncio.to_thread(self._queue.extend, messages, seconds)
 
-    async def redrive(self, most: int, id: str) -> int:
-        return await asyncio.to_thread(self._queue.redrive, most, id)
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        return await asyncio.to_thread(self._queue.redrive, most, id, parked=parked, go_on=go_on)
 
     async def close(self) -> None:
         self._queue.close()

@@ -176,7 +176,7 @@ class AiokafkaBroker:
         if self._poller is not None:
             return
         await self.facts()
-        producer, consumer = self._new_clients()
+        producer, consumer = await self._new_clients()
         try:
             await producer.start()
             await consumer.start()
@@ -191,8 +191,9 @@ class AiokafkaBroker:
             raise unavailable(error) from error
         self._poller = asyncio.create_task(self._poll(consumer))
 
-    def _new_clients(self) -> tuple[AIOKafkaProducer, AIOKafkaConsumer]:
+    async def _new_clients(self) -> tuple[AIOKafkaProducer, AIOKafkaConsumer]:
         """Make the clients, which asks nothing of Kafka yet."""
+        producer = None
         try:
             producer = AIOKafkaProducer(
                 **connection_options(self._config),
@@ -213,6 +214,8 @@ class AiokafkaBroker:
                 }
             )
         except (TypeError, ValueError) as error:
+            if producer is not None:  # else it would warn that nobody has stopped it
+                await _stop(producer)
             raise ConfigurationError(f"config= is not what aiokafka takes: {error}") from error
         return producer, consumer
 

@@ -46,8 +46,10 @@ async def redrive(
     except KafkaError as error:
         raise unavailable(error) from error
     finally:
-        await consumer.stop()
-        await producer.stop()
+        try:
+            await consumer.stop()
+        finally:
+            await producer.stop()
 
 
 async def _assign(

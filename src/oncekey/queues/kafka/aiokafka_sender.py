@@ -66,9 +66,11 @@ class AsyncKafkaSender:
                 producer = AIOKafkaProducer(**self._config)
                 try:
                     await producer.start()
-                except _ERRORS as error:
+                except BaseException as error:
                     await producer.stop()
-                    raise unavailable(error) from error
+                    if isinstance(error, _ERRORS):
+                        raise unavailable(error) from error
+                    raise
                 self._producer = producer
             return self._producer
 
