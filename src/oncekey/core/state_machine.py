@@ -360,13 +360,8 @@ def _resolve(record: Record | None, command: Resolve, now: int) -> Decision:
     if record is None or record.fence != command.fence:
         return _LOST
     if state_now(record, now) != command.expected:
-        decided = notes.decision(record.note)
-        repeated = (record.state, decided, record.body) == (
-            command.state,
-            command.note,
-            command.body,
-        )
-        return _DONE if repeated else _LOST
+        decided = (record.state, notes.decision(record.note), record.body)
+        return _DONE if decided == (command.state, command.note, command.body) else _LOST
     if command.lease_until not in (0, record.lease_until):
         return _LOST
     state = TRANSITIONS.get((command.expected, RESOLVE_TRIGGERS[command.state]))
