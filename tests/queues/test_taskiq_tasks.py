@@ -328,3 +328,17 @@ def test_killed_worker_loses_no_task_and_no_effect_is_doubled(tmp_path: Path) ->
             worker.kill()
         notes.close()
         server.close()
+
+
+def test_a_result_that_could_not_be_stored_is_refused_before_the_task_runs() -> None:
+    async def main() -> None:
+        broker = InMemoryBroker()
+        async with AsyncOnce("memory://") as once:
+            with pytest.raises(ConfigurationError, match=r"task 'open': it returns a Shop"):
+
+                @idempotent_task(once, key=lambda name: name)
+                @broker.task(task_name="open")
+                async def open_it(name: str) -> Shop:
+                    raise AssertionError("it must not run")
+
+    asyncio.run(main())

@@ -114,6 +114,7 @@ def idempotent_task(
                 scope=scope,
                 request=request,
                 codec=codec,
+                codec_of=once._jobs.codec_of,
                 options=options,
             )
             _check(real, guard, once.policy.with_options(**options))

@@ -105,6 +105,7 @@ def idempotent_actor(
             scope=scope,
             request=request,
             codec=codec,
+            codec_of=once._jobs.codec_of,
             options=options,
         )
         policy = once.policy.with_options(**options)

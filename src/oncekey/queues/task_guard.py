@@ -44,6 +44,10 @@ def put_off_s(number: int, lease_left: float, longest: float) -> float:
     return min(math.ldexp(PUT_OFF_FIRST_S, min(number, 32)), lease_left + HIDE_MARGIN_S, longest)
 
 
+# Chooses the codec for what a function returns: that of an engine's JobFactory.
+CodecOf = Callable[[Callable[..., Any], str, Any, str], Any]
+
+
 class TaskGuard:
     """The guard of one task. `function` is the task's own, without a bound `self`.
 
@@ -64,6 +68,7 @@ class TaskGuard:
         scope: TaskScope = "",
         request: TaskRequest = ARGUMENTS,
         codec: Any = None,
+        codec_of: CodecOf,
         options: Mapping[str, Any],
     ) -> None:
         if key != DELIVERY and not callable(key):
@@ -92,7 +97,7 @@ class TaskGuard:
         self.operation = operation
         self.options = dict(options)
         self._key, self._scope, self._request = key, scope, request
-        self._codec = codec
+        self._codec = codec_of(function, operation, codec, f"task {operation!r}")
         self._signature = inspect.signature(function)
         self._origin = Origin(SURFACE, shown(operation, ROUTE_MAX_CHARS))
 

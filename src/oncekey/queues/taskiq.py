@@ -98,6 +98,7 @@ def idempotent_task(
             scope=scope,
             request=request,
             codec=codec,
+            codec_of=once._jobs.codec_of,
             options=options,
         )
         once.policy.with_options(**options)
