@@ -28,6 +28,7 @@ from oncekey.dashboard.request_checks import (
 )
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
+from oncekey.http.route_table import KeylessApp
 
 Authenticate = Callable[[Scope], "str | Awaitable[str | None] | None"]
 Right = bool | Callable[[str], bool]  # the function gets the reader's name
@@ -46,8 +47,10 @@ _SIGN_IN: Final = "/sign-in"
 _SIGN_OUT: Final = "/sign-out"
 
 
-class Dashboard:
-    """Pages that show the keys of a store and let operators decide them, as an ASGI app.
+class Dashboard(KeylessApp):
+    """Pages that show the keys of a store and let operators decide them, as an ASGI app. In an app
+    that is guarded by a middleware its forms need no key: a decision is written only if the key is
+    still what its operator was shown.
 
     store          a Once or AsyncOnce, or the URL of a store
     token          what opens it, 16 characters or more; also signs its cookies and forms
