@@ -15,7 +15,13 @@ from starlette.types import Receive, Scope, Send
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.dashboard import decision_form, key_page, overview_page, search_page
-from oncekey.dashboard.access import SIGN_IN_SECONDS, Access, TooManyTries
+from oncekey.dashboard.access import (
+    SIGN_IN_SECONDS,
+    WRONG_TOKENS_SECONDS,
+    Access,
+    HeldAnswers,
+    TooManyTries,
+)
 from oncekey.dashboard.dashboard_keys import keys_of
 from oncekey.dashboard.live_rates import LiveRates, RateCurve
 from oncekey.dashboard.page_request import DashboardOptions, PageRequest, base_of, render
@@ -84,6 +90,7 @@ class Dashboard(KeylessApp):
         self._by = by
         self._stuck_after = microseconds(stuck_after, name="stuck_after") / 1_000_000
         self._access = Access(token)
+        self._held = HeldAnswers()
         self._authenticate = authenticate
         self._hosts = None if hosts is None else tuple(host.lower() for host in hosts)
         self._keys = keys_of(store)
@@ -128,7 +135,10 @@ class Dashboard(KeylessApp):
         except StoreUnavailable as error:
             return _problem(request, 503, f"The store does not answer: {error}")
         except TooManyTries:
-            return _problem(request, 429, "Too many wrong tokens. Wait a minute.")
+            await self._held.pause()
+            refusal = _problem(request, 429, "This is not the token, and there were many like it.")
+            refusal.headers["Retry-After"] = str(WRONG_TOKENS_SECONDS)
+            return refusal
 
     def _endpoint(self, request: Request) -> Endpoint:
         refused = Refused(404, "There is no such page.")
@@ -272,6 +282,7 @@ class Dashboard(KeylessApp):
 
     async def _sign_out(self, request: Request) -> Response:
         await self._checked_form(request)
+        self._access.revoke(self._cookie(request))
         response = RedirectResponse(base_of(request) + _SIGN_IN, 303)
         response.delete_cookie(self._access.cookie_name, path=base_of(request) or "/")
         return response
