@@ -1,5 +1,5 @@
-"""A dashboard that is mounted in a guarded app: its forms, which have no keys, reach it, and nothing
-else gets past the guard."""
+"""A dashboard that is mounted in a guarded app: its forms, which have no keys, reach it, and
+nothing else gets past the guard."""
 
 from __future__ import annotations
 

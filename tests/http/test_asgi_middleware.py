@@ -4,6 +4,8 @@ requests."""
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,8 +14,14 @@ import pytest
 from tests.http.asgi_requests import CountingApp, SentMessages, guard, send_request
 
 from oncekey import AsyncOnce, ConfigurationError, StoreUnavailable
+from oncekey.core.commands import Claim, Command
+from oncekey.core.policy import Policy
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.rules import Rule
+from oncekey.stores.memory import AsyncMemoryStore
+from oncekey.testing.contract.store_case import SECOND
+from oncekey.testing.fake_clock import FakeClock
+from oncekey.testing.faulty_store import AsyncFaultyStore, Fault
 
 
 @pytest.mark.parametrize(
@@ -338,34 +346,32 @@ def test_i15_a_caller_with_a_blank_name_is_nobody(name: str) -> None:
     assert app.runs == 0
 
 
-@pytest.mark.parametrize("header", [b"Idempotency-Key", b"IDEMPOTENCY-KEY"])
-@pytest.mark.parametrize("required", [True, False])
-def test_a_key_in_a_header_of_mixed_case_protects(header: bytes, required: bool) -> None:
-    app = CountingApp()
-    guarded = guard(app, Rule(required=required))
+def test_a_request_that_outlives_its_lease_while_the_store_is_away_gets_503() -> None:
+    """Its retry-safe handler is stopped, and nobody has taken over."""
 
-    async def main() -> list[bytes]:
-        lines = [(header, b"k")]
-        return [(await send_request(guarded, headers=lines)).body for _ in range(2)]
+    async def main() -> None:
+        clock = FakeClock()
 
-    assert asyncio.run(main()) == [b"1", b"1"]
+        def away(number: int, commands: Sequence[Command]) -> Fault | None:
+            return None if isinstance(commands[0], Claim) else Fault.REFUSE
 
+        store = AsyncFaultyStore(AsyncMemoryStore(clock=clock.wall), away)
+        once = AsyncOnce(store, clock=clock, policy=Policy(lease="30s", retry_safe=True))
+        inside = asyncio.Event()
 
-def test_an_unguarded_key_in_a_header_of_mixed_case_is_reported() -> None:
-    guarded = guard(CountingApp(), Rule("/elsewhere"))
-    sent = asyncio.run(send_request(guarded, headers=[(b"Idempotency-Key", b"k")]))
-    assert (b"x-idempotency-unprotected", b"unguarded") in sent.headers
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            inside.set()
+            await asyncio.Event().wait()
 
+        request = asyncio.create_task(send_request(guard(app, once=once)))
+        await inside.wait()
+        while not request.done():
+            await asyncio.sleep(0)
+            clock.advance(SECOND)
+        sent = await request
+        assert sent.statuses == [503]
+        assert json.loads(sent.body)["code"] == "unavailable"
+        store.script = {}
+        await once.close()
 
-def test_a_compared_header_of_mixed_case_is_compared() -> None:
-    guarded = guard(CountingApp(), Rule(request_headers=["X-Tenant"]))
-
-    async def main() -> list[int]:
-        lines = [(b"idempotency-key", b"k")]
-        sent = [
-            await send_request(guarded, headers=[*lines, (b"X-Tenant", tenant)])
-            for tenant in (b"a", b"b")
-        ]
-        return [one.statuses[0] for one in sent]
-
-    assert asyncio.run(main()) == [201, 422]
+    asyncio.run(main())
