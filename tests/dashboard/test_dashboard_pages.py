@@ -361,3 +361,14 @@ async def who(scope: Any) -> str | None:
     """The app's own authentication."""
     name = dict(scope["headers"]).get(b"x-user")
     return name.decode() if name else None
+
+
+def test_an_unknown_key_that_a_claim_gave_up_is_not_shown_as_ended(
+    shop: Shop, reader: Reader
+) -> None:
+    id = shop.keys.given_up("payout", "given-up")
+    page = reader.get(f"/keys/{id}").text
+    assert 'class="state unknown"' in page
+    assert "<dt>Ended</dt>" not in page
+    assert "<dt>Lease until</dt>" in page
+    assert "<dt>Value</dt>" not in page

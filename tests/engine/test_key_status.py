@@ -12,7 +12,6 @@ from tests.core.sample_records import record
 from oncekey.core.codec import (
     JSON,
     Codec,
-    DataclassCodec,
     pack_error,
     pack_tombstone,
     pack_value,
@@ -20,6 +19,7 @@ from oncekey.core.codec import (
 from oncekey.core.commands import Seen
 from oncekey.core.record import State, Step
 from oncekey.core.step_format import ARGUMENTS, StepStatus, pack_step
+from oncekey.core.typed_codecs import DataclassCodec
 from oncekey.engine.key_status import KeyStatus, status_of
 
 NOW = 1_700_000_000_123_456
