@@ -214,7 +214,8 @@ def _message_of(record: logging.LogRecord) -> str:
             if isinstance(args, Mapping)
             else tuple(_without_body(value) for value in args)
         )
-        return str(record.msg) % shown
+        text: str = str(record.msg) % shown
+        return text
     return record.getMessage()
 
 
