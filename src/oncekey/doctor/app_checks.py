@@ -79,7 +79,7 @@ STORE_DOWN: Final = Check(
     "app.store-down",
     "whether routes go on without the store",
     "with store_down='run' a retry during an outage of the store is carried out again",
-    "leave store_down='refuse' where a duplicate costs more than a 503",
+    "leave store_down='refuse' where a second effect costs more than a 503",
 )
 KEYS: Final = Check(
     "app.optional-keys",
