@@ -149,6 +149,34 @@ def test_warnings_are_shown_where_nobody_set_up_logging(oncekey: Command, tmp_pa
     assert lines.err == ""
 
 
+CLIENT_LOG = """
+import logging
+class Delivered:
+    body = b"card 4242"
+    def __repr__(self):
+        return repr(self.body)
+def quarrel(message):
+    log = logging.getLogger("pika.adapters.blocking_connection")
+    log.warning("returned: channel=%s; size=%d; prefix=%.255r", 7, 9, b"card 4242")
+    log.warning("unhandled: %r", Delivered())
+    log.warning("of %(queue)s: %(body)s", {"queue": "orders", "body": bytearray(b"card 4242")})
+noisy = Consumer(once, quarrel, orders, name="noisy", **options)
+orders.send('{"id": "o1"}')
+stop_after(1, noisy)
+"""
+
+
+def test_a_message_in_the_log_of_a_client_is_not_shown(oncekey: Command, tmp_path: Path) -> None:
+    write_shop(tmp_path, "shop", CLIENT_LOG)
+    plain = oncekey("consume", "shop:noisy", **environment_of(tmp_path))
+    (tmp_path / "keys.db").unlink()
+    lines = oncekey("consume", "shop:noisy", "--json", **environment_of(tmp_path))
+    assert "4242" not in plain.err + plain.out + lines.out + lines.err
+    assert "returned: channel=7; size=9; prefix=(9 bytes)" in plain.err
+    assert "unhandled: (a Delivered)" in plain.err
+    assert "of orders: (9 bytes)" in plain.err
+
+
 def test_logging_of_the_users_module_is_left_alone(oncekey: Command, tmp_path: Path) -> None:
     setup = "logging.basicConfig(format='mine: %(message)s')"
     write_shop(tmp_path, "shop", NOISY.format(setup=setup))

@@ -17,6 +17,7 @@ from tests.support.postgres_stores import server
 
 from oncekey import Once
 from oncekey.cli.exit_codes import ExitCode
+from oncekey.metrics.event_counts import store_name
 
 
 @pytest.fixture
@@ -35,6 +36,14 @@ def test_exporter_once_prints_the_metrics_of_sqlite(here: Command, charged: str)
     assert 'oncekey_store_up{store="sqlite"} 1.0' in done.out
     assert 'oncekey_store_rows{store="sqlite"} 3.0' in done.out
     assert 'oncekey_store_pending_age_seconds{quantile="0.95",store="sqlite"} 0.0' in done.out
+
+
+def test_exporter_and_app_give_a_store_the_same_label(here: Command, schema_url: str) -> None:
+    """Also for a scheme that is another name of the same store."""
+    for url in (schema_url, schema_url.replace("postgresql://", "postgres://", 1)):
+        with Once(url) as once:
+            label = store_name(once._store)
+        assert f'oncekey_store_up{{store="{label}"}} 1.0' in here("exporter", url, "--once").out
 
 
 def test_exporter_serves_postgresql_until_a_signal(start: Start, schema_url: str) -> None:

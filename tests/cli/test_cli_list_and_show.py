@@ -14,6 +14,9 @@ from oncekey import HttpAnswer
 from oncekey.cli import key_watch, redact
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.core import search
+from oncekey.core.codec import pack_error
+from oncekey.core.commands import Unknown
+from oncekey.core.record import State
 from oncekey.core.step_format import pack_step
 
 SECRET_BODY = '{"card": "4242"}'
@@ -188,8 +191,28 @@ def test_show_redacts_answers_steps_and_arguments(here: Command, shop: Shop) -> 
     pay, ship = data.data["steps"]
     assert (pay["value"], pay["external_id"]) == (hidden, "ch_7")
     assert (ship["request"], ship["intent"]) == (hidden, "ok1-7")
-    assert "4242" not in data.out + here(*look).out
+    text = here(*look).out
+    assert "4242" not in data.out + text
+    assert 'sent with the key ok1-7, or "ok1-7" in quotes by a client that quotes keys' in text
     assert here(*look, "--json", "--bodies").data["steps"][0]["value"] == {"card": "4242"}
+
+
+@pytest.mark.parametrize("how", ["given up", "said by its owner"])
+def test_show_never_calls_an_unknown_key_finished(here: Command, shop: Shop, how: str) -> None:
+    """A claim has given it up, or its owner has said that it does not know."""
+    owner = shop.unknown("charge", f"open-{how}", scope="acct_open")
+    if how == "given up":
+        assert isinstance(shop.send(owner.claim._replace(owner=b"another".ljust(16))), Unknown)
+    else:
+        lost = pack_error(KeyboardInterrupt())
+        shop.send(owner.finish(None, State.UNKNOWN)._replace(body=lost))
+    look = ("show", shop.url, "--tag", owner.tag)
+    data, text = here(*look, "--json").data, here(*look).out
+    assert (data["state"], data["finished_at"]) == ("unknown", None)
+    assert "finished" not in text
+    assert "lease until" in text
+    listed = here("list", shop.url, "--json", "--tag", owner.tag).data["keys"]
+    assert [key["finished_at"] for key in listed] == [None]
 
 
 def test_show_finds_a_client_key_without_its_operation_and_scope(here: Command, shop: Shop) -> None:

@@ -81,7 +81,6 @@ def test_i5_the_deadline_counts_from_the_sending_of_the_claim() -> None:
         (Mismatched(9), AttemptOutcome(EventKind.MISMATCH, version=9)),
         (Unknown(record(State.UNKNOWN)), AttemptOutcome(EventKind.UNKNOWN, fence=FENCE)),
         (Busy(4_000), AttemptOutcome(EventKind.IN_FLIGHT, retry_after=4_000)),
-        (Lost(), AttemptOutcome(EventKind.LOST)),
         (REFUSED, AttemptOutcome(EventKind.UNAVAILABLE, error=REFUSED)),
     ],
     ids=lambda value: type(value).__name__,
@@ -92,6 +91,16 @@ def test_each_reply_that_does_not_grant_the_key_gives_its_outcome(
     driver = FlowDriver(my_attempt())
     driver.reply(reply)
     assert driver.outcome() == verdict
+
+
+def test_a_claim_that_was_released_before_it_arrived_says_that_nothing_ran() -> None:
+    driver = FlowDriver(my_attempt())
+    driver.reply(Lost())
+    verdict = driver.outcome()
+    assert verdict.kind is EventKind.UNAVAILABLE
+    assert isinstance(verdict.error, StoreUnavailable)
+    assert not verdict.error.ambiguous
+    assert "nothing ran" in str(verdict.error)
 
 
 # --- lost replies (I9) ------------------------------------------------------------------------

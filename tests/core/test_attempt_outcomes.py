@@ -248,11 +248,31 @@ def test_i2_an_overtaken_caller_gets_the_outcome_of_the_winner(
         driver.reply(Lost())
     assert driver.command(Look) == Look(ID)
     driver.reply(seen)
+    if how == "heartbeat" and seen is MAYBE:
+        verdict = driver.outcome()
+        assert (verdict.kind, verdict.body) == (EventKind.UNAVAILABLE, b"")
+        return
     if how == "finish":  # its own answer goes along where there is no other
         verdict = replace(verdict, unrecorded=True)
         if verdict.kind in (EventKind.LOST, EventKind.UNKNOWN):
             verdict = AttemptOutcome(EventKind.LOST, b"mine", returned=mine, unrecorded=True)
     assert driver.outcome() == verdict
+
+
+@pytest.mark.parametrize(
+    "seen", [MAYBE, Seen(record(owner=ME), NOW)], ids=["store down", "still ours"]
+)
+def test_a_stopped_caller_whom_nobody_overtook_is_told_that_the_store_was_away(
+    seen: Seen | StoreUnavailable,
+) -> None:
+    driver = running()
+    driver.send(Overtaken())
+    assert driver.command(Look) == Look(ID)
+    driver.reply(seen)
+    outcome = driver.outcome()
+    assert outcome.kind is EventKind.UNAVAILABLE
+    assert isinstance(outcome.error, StoreUnavailable)
+    assert outcome.error.__cause__ is (MAYBE if seen is MAYBE else None)
 
 
 @pytest.mark.parametrize("how", ["finish", "heartbeat"])

@@ -20,6 +20,7 @@ from oncekey.core.commands import (
     Reply,
     Resolve,
     SaveStep,
+    Unknown,
 )
 from oncekey.core.identity import Identities
 from oncekey.core.origin import Origin, label_of
@@ -51,20 +52,37 @@ class SampleKeys:
         retry_safe: bool = False,
     ) -> tuple[bytes, bytes, int]:
         """A claimed key: its id, its owner and its fence."""
+        claim = self._claim_of(operation, key, scope, origin, lease, retry_safe)
+        reply = self._send(claim)
+        assert isinstance(reply, Claimed)
+        return claim.id, claim.owner, reply.fence
+
+    def _claim_of(
+        self,
+        operation: str,
+        key: str,
+        scope: str,
+        origin: Origin | None = None,
+        lease: int = 1,
+        retry_safe: bool = False,
+    ) -> Claim:
         id = self._identities.identify(scope, operation, key).id
         owner = secrets.token_bytes(16)
         label = label_of(operation, origin)
         fingerprint = b"\x01" + b"\x5a" * 32
-        claim = Claim(
+        return Claim(
             id, owner, fingerprint, lease, 24 * HOUR, 24 * HOUR, retry_safe, scope, label, key
         )
-        reply = self._send(claim)
-        assert isinstance(reply, Claimed)
-        return id, owner, reply.fence
 
     def unknown(self, operation: str, key: str, **options: Any) -> str:
         """A key whose owner died: its lease is over at once."""
         return self.claim(operation, key, lease=1, **options)[0].hex()
+
+    def given_up(self, operation: str, key: str) -> str:
+        """A key whose owner died, which a later claim has given up as unknown."""
+        id = self.unknown(operation, key)
+        assert isinstance(self._send(self._claim_of(operation, key, "acct_1")), Unknown)
+        return id
 
     def ended(
         self, operation: str, key: str, body: bytes, state: State = State.SUCCEEDED, **options: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,10 +19,14 @@ from oncekey.dashboard.access import (
     ADDRESSES_MAX,
     CODE_SECONDS,
     CODES_MAX,
+    HELD_MAX,
+    PAUSE_SECONDS,
+    REVOKED_MAX,
     SIGN_IN_SECONDS,
     WRONG_TOKENS_MAX,
     WRONG_TOKENS_SECONDS,
     Access,
+    HeldAnswers,
     TooManyTries,
 )
 from oncekey.dashboard.request_checks import FORM_BODY_MAX_BYTES, LOOPBACK_HOSTS, QUERY_MAX_BYTES
@@ -96,16 +101,71 @@ def test_a_code_signs_in_once_and_not_for_long(access: Access, clock: Clock) -> 
     assert access.redeem(codes[1], "b") is not None
 
 
-def test_an_address_with_many_wrong_tokens_has_to_wait(access: Access, clock: Clock) -> None:
+def test_wrong_tokens_of_an_address_are_limited_and_the_right_one_is_not(
+    access: Access, clock: Clock
+) -> None:
     for _ in range(WRONG_TOKENS_MAX):
-        assert access.sign_in("wrong", "thief") is None
-    with pytest.raises(TooManyTries):
-        access.sign_in(TOKEN, "thief")
-    with pytest.raises(TooManyTries):
-        access.redeem(access.new_code(), "thief")
-    assert access.sign_in(TOKEN, "owner") is not None
+        assert access.sign_in("wrong", "office") is None
+    for _ in range(3):
+        with pytest.raises(TooManyTries):
+            access.sign_in("wrong", "office")
+        with pytest.raises(TooManyTries):
+            access.redeem("wrong", "office")
+        assert access.sign_in(TOKEN, "office") is not None, "others are behind the same address"
+        assert access.redeem(access.new_code(), "office") is not None
+    assert access.sign_in("wrong", "elsewhere") is None
     clock.now += WRONG_TOKENS_SECONDS
-    assert access.sign_in(TOKEN, "thief") is not None
+    assert access.sign_in("wrong", "office") is None
+
+
+def test_a_refused_token_is_answered_late_but_only_so_many_at_once() -> None:
+    async def main() -> None:
+        paused: list[float] = []
+        gate = asyncio.Event()
+
+        async def sleep(seconds: float) -> None:
+            paused.append(seconds)
+            await gate.wait()
+
+        held = HeldAnswers(sleep)
+        waiting = [asyncio.create_task(held.pause()) for _ in range(HELD_MAX)]
+        await asyncio.sleep(0)
+        await held.pause()
+        assert paused == [PAUSE_SECONDS] * HELD_MAX, "one more did not have to wait"
+        gate.set()
+        await asyncio.gather(*waiting)
+        await held.pause()
+        assert len(paused) == HELD_MAX + 1
+
+    asyncio.run(main())
+
+
+def test_signing_out_ends_one_cookie_and_no_other(access: Access) -> None:
+    mine, other = access.new_cookie(), access.new_cookie()
+    access.revoke(mine)
+    assert not access.is_cookie(mine)
+    assert access.is_cookie(other)
+    for wrong in ("", "..", "1.2.3", other + "0"):
+        access.revoke(wrong)
+    assert access.is_cookie(other)
+
+
+def test_ended_cookies_are_remembered_up_to_a_limit_and_never_valid_again(
+    access: Access, clock: Clock
+) -> None:
+    first = access.new_cookie()
+    access.revoke(first)
+    clock.now += 1
+    for _ in range(REVOKED_MAX):
+        access.revoke(access.new_cookie())
+    assert len(access._revoked) <= REVOKED_MAX
+    assert not access.is_cookie(first), "it was forgotten, and so all that are as old are refused"
+    clock.now += 1
+    assert access.is_cookie(access.new_cookie())
+    clock.now += SIGN_IN_SECONDS
+    for _ in range(REVOKED_MAX + 1 - len(access._revoked)):
+        access.revoke(access.new_cookie())
+    assert len(access._revoked) < REVOKED_MAX, "those that have run out need no memory"
 
 
 def test_addresses_with_wrong_tokens_are_remembered_up_to_a_limit(access: Access) -> None:
@@ -205,11 +265,29 @@ def test_the_one_time_link_works_once(app: Dashboard, address: str) -> None:
         assert "was used already" in used.text
 
 
-def test_signing_out_takes_the_form_and_the_cookie(reader: Reader) -> None:
+def test_signing_out_takes_the_form_and_ends_the_cookie(reader: Reader, address: str) -> None:
     assert reader.post("/sign-out", {"form_token": ""}).status_code == 403
     token = reader.get("/keys").text.partition('name="form_token" value="')[2].partition('"')[0]
-    assert reader.post("/sign-out", {"form_token": token}).status_code == 303
-    assert reader.get("/").status_code == 401
+    copied = dict(reader.http.cookies)
+    with Reader(address) as other:
+        other.sign_in()
+        assert reader.post("/sign-out", {"form_token": token}).status_code == 303
+        assert reader.get("/").status_code == 401
+        reader.http.cookies.update(copied)
+        assert reader.get("/").status_code == 401, "a copy of the cookie has ended with it"
+        assert other.get("/").status_code == 200
+
+
+def test_the_right_token_gets_in_after_many_wrong_ones(
+    shop_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncekey.dashboard.access.PAUSE_SECONDS", 0)
+    with served(Dashboard(shop_url, token=TOKEN)) as address, Reader(address) as reader:
+        wrong = [reader.sign_in("wrong") for _ in range(WRONG_TOKENS_MAX + 2)]
+        assert [one.status_code for one in wrong] == [401] * WRONG_TOKENS_MAX + [429] * 2
+        assert wrong[-1].headers["retry-after"] == str(WRONG_TOKENS_SECONDS)
+        assert reader.sign_in().status_code == 303
+        assert reader.get("/").status_code == 200
 
 
 @pytest.mark.parametrize(

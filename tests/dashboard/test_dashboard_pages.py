@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.postgres_stores import DATABASE, server
 from oncekey import AsyncOnce, Event, EventKind, Once
 from oncekey.core.codec import JSON
 from oncekey.core.record import State
+from oncekey.core.step_format import pack_step
 from oncekey.dashboard import Dashboard, search_page
 from oncekey.engine import administration
 from oncekey.engine.administration import run_plan
@@ -361,3 +363,24 @@ async def who(scope: Any) -> str | None:
     """The app's own authentication."""
     name = dict(scope["headers"]).get(b"x-user")
     return name.decode() if name else None
+
+
+def test_an_unknown_key_that_a_claim_gave_up_is_not_shown_as_ended(
+    shop: Shop, reader: Reader
+) -> None:
+    id = shop.keys.given_up("payout", "given-up")
+    page = reader.get(f"/keys/{id}").text
+    assert 'class="state unknown"' in page
+    assert "<dt>Ended</dt>" not in page
+    assert "<dt>Lease until</dt>" in page
+    assert "<dt>Value</dt>" not in page
+
+
+def test_a_child_key_is_shown_in_both_forms_that_a_service_may_have_got(
+    shop: Shop, reader: Reader
+) -> None:
+    held = shop.keys.claim("payout", "both-forms", lease=1)
+    shop.keys.step(held, "pay", False, pack_step({"key": "ok1-7"}))
+    page = html.unescape(reader.get(f"/keys/{held[0].hex()}").text)
+    assert "<pre>ok1-7</pre>" in page
+    assert '<pre>"ok1-7"</pre>' in page

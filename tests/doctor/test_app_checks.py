@@ -11,6 +11,7 @@ from fastapi import BackgroundTasks, Depends, FastAPI
 from flask import Flask
 from flask import request as flask_request
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -216,7 +217,22 @@ def test_retry_safe_without_child_keys_is_named(engine: Any, check: Check) -> No
     found = check(shop(engine(), *rules))
     assert problems(found) == {"app.retry-safe": "warning"}
     assert "POST /charges" in by_check(found)["app.retry-safe"].what
-    assert problems(check(shop(engine(), *rules, charge=handler_with_attempt))) == {}
+    found = check(shop(engine(), *rules, charge=handler_with_attempt))
+    assert problems(found) == {}
+    assert "POST /charges" in by_check(found)["app.retry-safe"].what
+    assert "none" not in by_check(found)["app.retry-safe"].what
+
+
+def test_retry_safe_routes_whose_handlers_cannot_be_read_are_not_called_good(
+    engine: Any, check: Check
+) -> None:
+    class Charge(HTTPEndpoint):
+        async def post(self, request: Any) -> None: ...
+
+    rules = [Rule("/hooks"), Rule("/charges", retry_safe=True)]
+    found = by_check(check(shop(engine(), *rules, charge=Charge)))
+    assert found["app.retry-safe"].severity is Severity.INFO
+    assert "not checked" in found["app.retry-safe"].what
 
 
 def test_retry_safe_on_a_store_that_loses_fences_is_named(engine: Any, check: Check) -> None:

@@ -128,6 +128,13 @@ FAULTS = {
         {"postgres.tables": "warning"},
         "mine on records",
     ),
+    "trigger beside row security": (
+        "CREATE TRIGGER mine BEFORE UPDATE ON OURS.records FOR EACH ROW "
+        "EXECUTE FUNCTION suppress_redundant_updates_trigger(); "
+        "ALTER TABLE OURS.history ENABLE ROW LEVEL SECURITY",
+        {"postgres.tables": "broken"},
+        "history has row security; triggers that oncekey did not make: mine on records",
+    ),
     "no index": (
         "DROP INDEX OURS.records_sweep",
         {"postgres.indexes": "warning"},
@@ -164,6 +171,14 @@ FAULTS = {
         {"postgres.autovacuum": "warning"},
         "switched off for records",
     ),
+    **{
+        f"autovacuum {word}": (
+            f"ALTER TABLE OURS.records SET (autovacuum_enabled = {word})",
+            {"postgres.autovacuum": "warning"},
+            "switched off for records",
+        )
+        for word in ("0", "no", "OFF", "f")
+    },
     "missing migration": (
         f"DELETE FROM OURS.migrations WHERE version = {LATEST.version}",  # noqa: S608
         {"postgres.schema": "broken"},

@@ -1,4 +1,5 @@
-"""Doctor finds the directives by which a proxy sends a POST again, and never guesses a good one."""
+"""Doctor finds the directives by which a proxy sends a POST again, takes its key away or caches it,
+and never guesses a good one."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oncekey.doctor import proxy_checks
-from oncekey.doctor.proxy_checks import proxy_findings, proxy_retries
+from oncekey.doctor.proxy_checks import PROXY_CHECKS, proxy_findings, proxy_retries
 from oncekey.stores.checkup import Severity
 
 UNSAFE = {
@@ -45,20 +46,69 @@ SAFE = {
 @pytest.mark.parametrize("name", UNSAFE)
 def test_a_proxy_that_sends_a_post_again_is_named(name: str, tmp_path: Path) -> None:
     text, lines = UNSAFE[name]
-    assert [retry.line for retry in proxy_retries(text)] == lines
+    assert [retry.number for retry in proxy_retries(text)] == lines
     file = tmp_path / "proxy.conf"
     file.write_text(text)
-    (found,) = proxy_findings([str(file)])
+    found, *others = proxy_findings([str(file)])
     assert found.severity is Severity.WARNING
     assert f"{file}:{lines[0]}: " in found.what
+    assert {other.severity for other in others} == {Severity.OK}
 
 
 @pytest.mark.parametrize("name", SAFE)
 def test_a_proxy_that_does_not_is_no_fault(name: str, tmp_path: Path) -> None:
     file = tmp_path / "proxy.conf"
     file.write_text(SAFE[name])
-    (found,) = proxy_findings([str(file)])
-    assert found.severity is Severity.OK
+    found = list(proxy_findings([str(file)]))
+    assert [one.check for one in found] == [check.name for check in PROXY_CHECKS]
+    assert {one.severity for one in found} == {Severity.OK}
+
+
+KEYLESS = {
+    "nginx, emptied": 'proxy_pass http://app;\nproxy_set_header Idempotency-Key "";',
+    "nginx, single quotes": "proxy_pass http://app;\nproxy_set_header idempotency-key '';",
+    "nginx, one of its own": "proxy_pass http://app;\ngrpc_set_header Idempotency-Key $request_id;",
+    "nginx, a parameter": 'fastcgi_pass app;\nfastcgi_param HTTP_IDEMPOTENCY_KEY "";',
+    "nginx, no header": "proxy_pass http://app;\nproxy_pass_request_headers off;",
+    "HAProxy": "backend app\n  http-request del-header Idempotency-Key",
+    "HAProxy, set": "backend app\n  http-request set-header Idempotency-Key %[uuid()]",
+    "Envoy": "route_config:\n  request_headers_to_remove: [x-a, idempotency-key]",
+    "Traefik": 'middlewares:\n  a: {headers: {customRequestHeaders: {Idempotency-Key: ""}}}',
+}
+KEYED = {
+    "nginx": "proxy_pass http://app;\nproxy_set_header Idempotency-Key $http_idempotency_key;",
+    "nginx, a comment": 'proxy_pass http://app;\n# proxy_set_header Idempotency-Key "";',
+    "nginx, another header": 'proxy_pass http://app;\nproxy_set_header Connection "";',
+    "HAProxy": "backend app\n  http-request set-header Idempotency-Key %[req.hdr(Idempotency-Key)]",
+}
+
+
+@pytest.mark.parametrize("name", KEYLESS)
+def test_a_proxy_that_takes_the_key_away_is_named(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "proxy.conf"
+    file.write_text(KEYLESS[name])
+    found = {one.check: one for one in proxy_findings([str(file)])}
+    assert found["proxy.keys"].severity is Severity.BROKEN
+    assert f"{file}:2: " in found["proxy.keys"].what
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_a_proxy_that_passes_the_key_on_is_no_fault(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "proxy.conf"
+    file.write_text(KEYED[name])
+    assert {one.severity for one in proxy_findings([str(file)])} == {Severity.OK}
+
+
+@pytest.mark.parametrize(
+    "line", ["proxy_cache_methods GET HEAD POST;", "fastcgi_cache_methods POST;"]
+)
+def test_a_proxy_that_caches_posts_is_named(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "nginx.conf"
+    file.write_text(f"proxy_pass http://app;\n{line}\nproxy_cache_methods GET HEAD;")
+    found = {one.check: one for one in proxy_findings([str(file)])}
+    assert found["proxy.cache"].severity is Severity.BROKEN
+    assert f"{file}:2: " in found["proxy.cache"].what
+    assert f"{file}:3: " not in found["proxy.cache"].what
 
 
 def test_without_a_file_nothing_is_called_good() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncekey.core.attempt_flow import CLAIM_TRIES
-from oncekey.core.commands import Claim, Command, Finish, Release, Renew, SaveStep
+from oncekey.core.commands import Claim, Command, Finish, Look, Release, Renew, SaveStep
 from oncekey.core.errors import (
     InFlight,
     LeaseLost,
@@ -153,8 +153,15 @@ class TestStoreFaults(EngineCaseBase):
     def test_i5_a_lease_that_is_not_renewed_before_its_deadline_is_lost(
         self, engines: EngineCase
     ) -> None:
-        """A retry-safe operation may be taken over by then, as it is here."""
-        faulty = engines.faulty(only(Renew, Fault.REFUSE))
+        """A retry-safe operation may be taken over by then, as it is here: the loser looks at its
+        key only when the rival has it."""
+
+        def script(number: int, commands: Sequence[Command]) -> Fault | None:
+            if isinstance(commands[0], Look):
+                return Fault.HOLD_BEFORE
+            return Fault.REFUSE if isinstance(commands[0], Renew) else None
+
+        faulty = engines.faulty(script)
         once = engines.once(faulty)
         kinds = engines.events_of(once)
         rivals: list[HeldClaim] = []
@@ -166,6 +173,8 @@ class TestStoreFaults(EngineCaseBase):
             engines.clock.advance(LEASE)
             wait_until_true(lambda: attempt._lost)  # its heartbeat has given up
             rivals.append(engines.hold("k", retry_safe=True))
+            faulty.script = {}
+            faulty.release()
             return "too late"
 
         with pytest.raises(LeaseLost):

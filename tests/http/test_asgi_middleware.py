@@ -4,6 +4,8 @@ requests."""
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -14,8 +16,14 @@ from starlette.responses import Response
 from tests.http.asgi_requests import CountingApp, SentMessages, guard, send_request
 
 from oncekey import AsyncOnce, ConfigurationError, StoreUnavailable
+from oncekey.core.commands import Claim, Command
+from oncekey.core.policy import Policy
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.rules import Rule
+from oncekey.stores.memory import AsyncMemoryStore
+from oncekey.testing.contract.store_case import SECOND
+from oncekey.testing.fake_clock import FakeClock
+from oncekey.testing.faulty_store import AsyncFaultyStore, Fault
 
 
 @pytest.mark.parametrize(
@@ -325,5 +333,45 @@ def test_an_app_without_a_complete_response_is_never_replayed(waits: bool) -> No
             await send_request(guarded)
         assert (await send_request(guarded)).statuses == [500]
         assert runs == [1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["", " ", "   ", "\t", "\u00a0", " \n"])
+def test_i15_a_caller_with_a_blank_name_is_nobody(name: str) -> None:
+    app = CountingApp()
+    guarded = IdempotencyMiddleware(app, AsyncOnce("memory://"), caller=lambda scope: name)
+    sent = asyncio.run(send_request(guarded))
+    assert sent.statuses == [401]
+    assert app.runs == 0
+
+
+def test_a_request_that_outlives_its_lease_while_the_store_is_away_gets_503() -> None:
+    """Its retry-safe handler is stopped, and nobody has taken over."""
+
+    async def main() -> None:
+        clock = FakeClock()
+
+        def away(number: int, commands: Sequence[Command]) -> Fault | None:
+            return None if isinstance(commands[0], Claim) else Fault.REFUSE
+
+        store = AsyncFaultyStore(AsyncMemoryStore(clock=clock.wall), away)
+        once = AsyncOnce(store, clock=clock, policy=Policy(lease="30s", retry_safe=True))
+        inside = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            inside.set()
+            await asyncio.Event().wait()
+
+        request = asyncio.create_task(send_request(guard(app, once=once)))
+        await inside.wait()
+        while not request.done():
+            await asyncio.sleep(0)
+            clock.advance(SECOND)
+        sent = await request
+        assert sent.statuses == [503]
+        assert json.loads(sent.body)["code"] == "unavailable"
+        store.script = {}
+        await once.close()
 
     asyncio.run(main())

@@ -20,6 +20,7 @@ from tests.queues.moved_clock import MovedClock, still_store
 from tests.queues.outbox_case import SECOND, OutboxCase
 from tests.queues.running_consumer import PATIENCE_S
 from tests.queues.sender_targets import TARGETS, RabbitTarget, Target
+from tests.support.log_records import written_log
 
 from oncekey import Once
 from oncekey.queues.blocking import consumer as consumer_module
@@ -141,6 +142,16 @@ def test_a_refused_message_is_parked_and_its_neighbours_go_out(
     assert sorted(one.message.id for one in parked) == sorted(bad)
     assert all(one.refusals == 2 for one in parked)
     assert all("Refused: " in one.error for one in parked)
+
+
+def test_a_client_of_rabbitmq_logs_nothing_of_a_message_without_a_queue(case: OutboxCase) -> None:
+    sender = case.do(_made(TARGETS["rabbitmq"](), case))
+    with written_log("pika") as sync_log, written_log("aiormq") as async_log:
+        lost = OutgoingMessage("id-1", "no-such-queue", b"card 4242")
+        (result,) = case.do(sender.send([lost]))
+    case.do(sender.close())
+    assert isinstance(result, RabbitRefused)
+    assert "4242" not in sync_log.text + async_log.text
 
 
 def test_a_broker_that_is_down_refuses_nothing_and_gets_all_when_it_is_back(

@@ -173,7 +173,7 @@ class ConsumeReport:
         return report
 
     def _log_line(self, record: logging.LogRecord) -> None:
-        text = redact_remembered(record.getMessage())
+        text = redact_remembered(_message_of(record))
         if record.exc_info and record.exc_info[1] is not None:
             text += f": {record.exc_info[1]!r}"
         if self._out.as_json:
@@ -202,6 +202,38 @@ class _LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg != LINE:
             self._write(record)
+
+
+def _message_of(record: logging.LogRecord) -> str:
+    """The text of a record. What clients of brokers log may contain whole messages, which are
+    nobody's to read in a log; they are replaced by their sizes."""
+    args = record.args
+    if args and record.name.partition(".")[0] != _OWN_LOGGER:
+        shown: Any = (
+            {name: _without_body(value) for name, value in args.items()}
+            if isinstance(args, Mapping)
+            else tuple(_without_body(value) for value in args)
+        )
+        text: str = str(record.msg) % shown
+        return text
+    return record.getMessage()
+
+
+def _without_body(value: object) -> object:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _Shown(f"({len(value)} bytes)")
+    if hasattr(value, "body"):
+        return _Shown(f"(a {type(value).__name__})")
+    return value
+
+
+class _Shown(str):
+    """A text that is the same with %s and %r."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _settled(message: Message, disposition: Disposition) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def _step(step: StepStatus) -> str:
     if not step.done:
         sent = "" if step.request is None else f": {_json(step.request, STEP_MAX_CHARS)}"
         return (
-            f"begun {when(step.at)}, not known to have ended; sent with the key {step.intent}{sent}"
+            f"begun {when(step.at)}, not known to have ended; sent with the key {step.intent}, or "
+            f"{step.quoted_intent} in quotes by a client that quotes keys{sent}"
         )
     result = step.error if step.error is not None else _json(step.value, STEP_MAX_CHARS)
     named = [f"id {step.external_id}"] if step.external_id is not None else []

@@ -102,7 +102,8 @@ def _confirmed(out: Output, status: KeyStatus, resolution: Resolution) -> bool:
     out.rows(key_rows(status, bodies=False))
     out.line("")
     out.line(_CONSEQUENCE[resolution.state])
-    if resolution.state is State.ABSENT and status.finished_at is None:
+    is_silent = status.finished_at is None and status.error is None  # it has not said how it ended
+    if resolution.state is State.ABSENT and is_silent:
         silent = span((status.seen_at - status.lease_until).total_seconds())
         out.line(f"Its owner has been silent for {silent}. If it is only suspended, it may wake.")
     return confirmation.ask(f"Decide {status.tag} as {resolution.word}?")

@@ -66,8 +66,10 @@ from oncekey.core.errors import LeaseLost, NotStarted, StoreUnavailable, Termina
 from oncekey.core.events import EventKind
 from oncekey.core.late_owner import (
     LATE_TRIES,
+    cut_off,
     may_still_finish,
     release_unstarted,
+    released_before,
     too_slow,
 )
 from oncekey.core.policy import PolicyTimes
@@ -184,7 +186,7 @@ def _without_a_body(
         return AttemptOutcome(EventKind.MISMATCH, version=reply.version)
     if isinstance(reply, StoreUnavailable):
         return AttemptOutcome(EventKind.UNAVAILABLE, error=reply, deferred=deferred)
-    return AttemptOutcome(EventKind.LOST)
+    return released_before()
 
 
 def _claim_again(
@@ -283,7 +285,7 @@ def close(grant: Grant, times: PolicyTimes, ended: object) -> Flow:
     else:
         assert isinstance(ended, Overtaken)
         lost = AttemptOutcome(EventKind.LOST, error=ended.error)
-        return (yield from _winners_outcome(grant.claim, lost))
+        return (yield from _winners_outcome(grant.claim, lost, stopped=grant))
     result: CommandResult = yield command
     if isinstance(result.reply, Done):
         return outcome
@@ -351,14 +353,17 @@ def _store_again(
         result = yield command
 
 
-def _winners_outcome(claim: Claim, own: AttemptOutcome) -> Flow:
+def _winners_outcome(claim: Claim, own: AttemptOutcome, stopped: Grant | None = None) -> Flow:
     """The outcome for a caller whose attempt does not hold the key any more. `own` is what its
-    attempt came to, which the store has refused.
+    attempt came to, which the store has refused; or its body was stopped by its heartbeat, and
+    `stopped` is its grant.
 
     1.  Its body was interrupted (Ctrl-C, a cancellation): the interruption, whoever won.
-    2.  The key has ended for the same request: the stored outcome.
-    3.  The key is unknown, and so is how this attempt ended: unknown.
-    4.  Otherwise its own outcome, as lost. If the record is still this owner's and undecided, a
+    2.  Its body was stopped, and the store does not say that anybody else has the key: the store
+        was away.
+    3.  The key has ended for the same request: the stored outcome.
+    4.  The key is unknown, and so is how this attempt ended: unknown.
+    5.  Otherwise its own outcome, as lost. If the record is still this owner's and undecided, a
         transaction of another caller stood in the way and may yet roll back: then the finish is
         deferred, to be sent again.
     """
@@ -367,6 +372,8 @@ def _winners_outcome(claim: Claim, own: AttemptOutcome) -> Flow:
         return AttemptOutcome(EventKind.LOST, error=own.error, unrecorded=unrecorded)
     result: CommandResult = yield Look(claim.id)
     seen = result.reply
+    if stopped is not None and (unavailable := cut_off(seen, stopped)) is not None:
+        return unavailable
     if isinstance(seen, Seen) and seen.record is not None:
         record = seen.record
         same = record.fingerprint == claim.fingerprint and seen.now < record.expires_at

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from oncekey.core.commands import Command, Finish, Release
+from oncekey.core.commands import Command, Finish, Release, Reply, Seen
 from oncekey.core.effects import AttemptOutcome, CommandResult, Effect, Grant
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import EventKind
@@ -35,6 +35,39 @@ def too_slow(deferred: Release | None = None) -> AttemptOutcome:
         ambiguous=False,
     )
     return AttemptOutcome(EventKind.UNAVAILABLE, error=error, deferred=deferred)
+
+
+def released_before() -> AttemptOutcome:
+    """The outcome of an attempt whose claim reached the store after its own release: nothing ran,
+    and nobody has taken over."""
+    error = StoreUnavailable(
+        "the store got this claim only after it was given up; nothing ran", ambiguous=False
+    )
+    return AttemptOutcome(EventKind.UNAVAILABLE, error=error)
+
+
+def cut_off(seen: Reply | StoreUnavailable, grant: Grant) -> AttemptOutcome | None:
+    """The outcome of an attempt that its heartbeat has stopped; `seen` is the reply to a look at
+    its key. None if the store says that the key is somebody else's, or decided: then it was
+    overtaken. Else its renewals did not reach the store, and that is all that is known."""
+    cause = seen if isinstance(seen, StoreUnavailable) else None
+    if cause is None and not (isinstance(seen, Seen) and _is_held(seen.record, grant)):
+        return None
+    error = StoreUnavailable(
+        "the store did not renew this attempt's lease in time, so its operation was stopped on the "
+        "way; nobody else is known to have run it",
+        final=cause is not None and cause.final,
+    )
+    error.__cause__ = cause
+    return AttemptOutcome(EventKind.UNAVAILABLE, error=error)
+
+
+def _is_held(record: Record | None, grant: Grant) -> bool:
+    return (
+        record is not None
+        and record.state == State.PENDING
+        and (record.owner, record.fence) == (grant.owner, grant.fence)
+    )
 
 
 def release_unstarted(

@@ -50,7 +50,9 @@ class StepStatus:
     """One step as it is stored: what was sent, and what came back once it is done.
 
     `intent` is the child key of a step that began and did not finish: ask the other side what
-    became of it.
+    became of it. `quoted_intent` is the same as an RFC 9651 String, as clients send it that quote
+    keys. It is stored before the step's function is called, so which of the two the other side has
+    got is not known here.
     """
 
     name: str
@@ -62,6 +64,10 @@ class StepStatus:
     request: Any = None
     external_id: str | None = None
     status: str | None = None
+
+    @property
+    def quoted_intent(self) -> str | None:
+        return None if self.intent is None else f'"{self.intent}"'
 
 
 def pack_step(facts: dict[str, str], envelope: bytes = b"") -> bytes:

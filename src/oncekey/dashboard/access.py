@@ -2,17 +2,19 @@
 that its forms carry against cross-site requests.
 
 Everything that is signed is signed with keys that are derived from the token, so that several
-processes of one app accept each other's cookies and forms. Knows nothing of HTTP.
+processes of one app accept each other's cookies and forms. Which cookies were signed out is known
+to the process that did it, and to no other. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from oncekey.core.errors import ConfigurationError
@@ -25,13 +27,16 @@ CODES_MAX: Final = 16
 WRONG_TOKENS_MAX: Final = 10
 WRONG_TOKENS_SECONDS: Final = 60
 ADDRESSES_MAX: Final = 1_000
+PAUSE_SECONDS: Final = 1  # before a wrong token is refused that is one of too many
+HELD_MAX: Final = 32  # answers that wait so at once
+REVOKED_MAX: Final = 10_000
 
 _NONCE_BYTES: Final = 16
 _COOKIE_MAX_CHARS: Final = 200
 
 
 class TooManyTries(Exception):
-    """An address has sent too many wrong tokens and has to wait."""
+    """A wrong token from an address that has sent too many of them."""
 
 
 class Access:
@@ -47,12 +52,14 @@ class Access:
         self._clock = clock
         self._codes: OrderedDict[str, float] = OrderedDict()
         self._wrong = WrongTokens(clock)
+        self._revoked: dict[str, int] = {}  # when each ends by itself
+        self._refused_until = 0  # cookies that end by then are refused
         # Cookies do not tell ports apart: two dashboards on one host need two names.
         self.cookie_name = f"oncekey_dashboard_{self._sign('name', '')[:8]}"
 
     def sign_in(self, token: str, address: str) -> str | None:
-        """The cookie for who has the token; None for a wrong token. Raises TooManyTries."""
-        self._wrong.check(address)
+        """The cookie for who has the token, however many wrong ones have come from the address:
+        others may be behind it. None for a wrong token; raises TooManyTries for one too many."""
         given = token[: TOKEN_MAX_CHARS + 1].encode("utf-8", "surrogatepass")
         if not hmac.compare_digest(_digest(given), _digest(self._token)):
             self._wrong.add(address)
@@ -68,8 +75,7 @@ class Access:
         return code
 
     def redeem(self, code: str, address: str) -> str | None:
-        """The cookie for who has a code that was not used yet. Raises TooManyTries."""
-        self._wrong.check(address)
+        """The cookie for who has a code that was not used yet; else as `sign_in`."""
         ends = self._codes.pop(code, 0.0)
         if ends <= self._clock():
             self._wrong.add(address)
@@ -83,9 +89,25 @@ class Access:
     def is_cookie(self, cookie: str) -> bool:
         """True if this is a cookie of ours that has not run out."""
         head, _, signature = cookie[:_COOKIE_MAX_CHARS].rpartition(".")
-        if not _is_same(signature, self._sign("cookie", head)):
+        if not _is_same(signature, self._sign("cookie", head)) or head in self._revoked:
             return False
-        return int(head.partition(".")[0]) > self._clock()
+        return _end_of(head) > max(self._clock(), self._refused_until)
+
+    def revoke(self, cookie: str) -> None:
+        """End a cookie, also for whoever has a copy of it. If there are more than REVOKED_MAX, the
+        oldest are forgotten, and every cookie that is as old as these is refused."""
+        if not self.is_cookie(cookie):
+            return
+        head = cookie.rpartition(".")[0]
+        self._revoked[head] = _end_of(head)
+        if len(self._revoked) > REVOKED_MAX:
+            self._forget(int(self._clock()))  # those that have run out need no memory
+        if len(self._revoked) > REVOKED_MAX:
+            self._refused_until = min(self._revoked.values())
+            self._forget(self._refused_until)
+
+    def _forget(self, end: int) -> None:
+        self._revoked = {head: at for head, at in self._revoked.items() if at > end}
 
     def form_token(self, cookie: str) -> str:
         """What a form on a page carries that was sent to the bearer of this cookie."""
@@ -101,23 +123,46 @@ class Access:
 
 class WrongTokens:
     """Counts wrong tokens by address, for the last WRONG_TOKENS_SECONDS; of many addresses those
-    with the oldest tries are forgotten."""
+    with the oldest tries are forgotten. The right token is never counted and never refused: what a
+    guesser cannot get over is the token, which is long and random."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._tries: OrderedDict[str, list[float]] = OrderedDict()
 
-    def check(self, address: str) -> None:
-        """Raises TooManyTries for an address that has to wait."""
-        since = self._clock() - WRONG_TOKENS_SECONDS
-        tries = [at for at in self._tries.get(address, ()) if at > since]
+    def add(self, address: str) -> None:
+        """Count a wrong token. Raises TooManyTries if there were too many before it."""
+        now = self._clock()
+        tries = [at for at in self._tries.pop(address, ()) if at > now - WRONG_TOKENS_SECONDS]
+        self._tries[address] = [*tries, now][-WRONG_TOKENS_MAX:]
+        while len(self._tries) > ADDRESSES_MAX:
+            self._tries.popitem(last=False)
         if len(tries) >= WRONG_TOKENS_MAX:
             raise TooManyTries
 
-    def add(self, address: str) -> None:
-        self._tries[address] = [*self._tries.pop(address, ()), self._clock()][-WRONG_TOKENS_MAX:]
-        while len(self._tries) > ADDRESSES_MAX:
-            self._tries.popitem(last=False)
+
+class HeldAnswers:
+    """Holds back the refusal of wrong tokens that come too often, so that a guesser has to wait for
+    each. Of many at once only HELD_MAX wait, or guessers would take all of a server's
+    connections."""
+
+    def __init__(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._sleep = sleep
+        self._held = 0
+
+    async def pause(self) -> None:
+        if self._held >= HELD_MAX:
+            return
+        self._held += 1
+        try:
+            await self._sleep(PAUSE_SECONDS)
+        finally:
+            self._held -= 1
+
+
+def _end_of(head: str) -> int:
+    """When a cookie of ours ends: the beginning of its head."""
+    return int(head.partition(".")[0])
 
 
 def _digest(text: bytes) -> bytes:

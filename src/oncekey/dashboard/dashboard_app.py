@@ -15,7 +15,13 @@ from starlette.types import Receive, Scope, Send
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.dashboard import decision_form, key_page, overview_page, search_page
-from oncekey.dashboard.access import SIGN_IN_SECONDS, Access, TooManyTries
+from oncekey.dashboard.access import (
+    SIGN_IN_SECONDS,
+    WRONG_TOKENS_SECONDS,
+    Access,
+    HeldAnswers,
+    TooManyTries,
+)
 from oncekey.dashboard.dashboard_keys import keys_of
 from oncekey.dashboard.live_rates import LiveRates, RateCurve
 from oncekey.dashboard.page_request import DashboardOptions, PageRequest, base_of, render
@@ -28,6 +34,7 @@ from oncekey.dashboard.request_checks import (
 )
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
+from oncekey.http.route_table import KeylessApp
 
 Authenticate = Callable[[Scope], "str | Awaitable[str | None] | None"]
 Right = bool | Callable[[str], bool]  # the function gets the reader's name
@@ -46,8 +53,10 @@ _SIGN_IN: Final = "/sign-in"
 _SIGN_OUT: Final = "/sign-out"
 
 
-class Dashboard:
-    """Pages that show the keys of a store and let operators decide them, as an ASGI app.
+class Dashboard(KeylessApp):
+    """Pages that show the keys of a store and let operators decide them, as an ASGI app. In an app
+    that is guarded by a middleware its forms need no key: a decision is written only if the key is
+    still what its operator was shown.
 
     store          a Once or AsyncOnce, or the URL of a store
     token          what opens it, 16 characters or more; also signs its cookies and forms
@@ -81,6 +90,7 @@ class Dashboard:
         self._by = by
         self._stuck_after = microseconds(stuck_after, name="stuck_after") / 1_000_000
         self._access = Access(token)
+        self._held = HeldAnswers()
         self._authenticate = authenticate
         self._hosts = None if hosts is None else tuple(host.lower() for host in hosts)
         self._keys = keys_of(store)
@@ -125,7 +135,10 @@ class Dashboard:
         except StoreUnavailable as error:
             return _problem(request, 503, f"The store does not answer: {error}")
         except TooManyTries:
-            return _problem(request, 429, "Too many wrong tokens. Wait a minute.")
+            await self._held.pause()
+            refusal = _problem(request, 429, "This is not the token, and there were many like it.")
+            refusal.headers["Retry-After"] = str(WRONG_TOKENS_SECONDS)
+            return refusal
 
     def _endpoint(self, request: Request) -> Endpoint:
         refused = Refused(404, "There is no such page.")
@@ -269,6 +282,7 @@ class Dashboard:
 
     async def _sign_out(self, request: Request) -> Response:
         await self._checked_form(request)
+        self._access.revoke(self._cookie(request))
         response = RedirectResponse(base_of(request) + _SIGN_IN, 303)
         response.delete_cookie(self._access.cookie_name, path=base_of(request) or "/")
         return response

@@ -127,8 +127,9 @@ def step_text(step: StepStatus, bodies: bool) -> list[Shown]:
     """What is stored of a step. Its child key and the other side's own id are for everybody: they
     are what an operator looks for over there."""
     shown = []
-    if step.intent:
+    if step.intent and step.quoted_intent:
         shown.append(Shown("Sent with the key", step.intent))
+        shown.append(Shown("or, by a client that quotes keys", step.quoted_intent))
     if step.external_id is not None:
         shown.append(Shown("Known there as", step.external_id))
     if step.status is not None:

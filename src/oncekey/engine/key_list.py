@@ -11,7 +11,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import Record, State
 from oncekey.core.search import PAGE_LIMIT_MAX, Page, Query
 from oncekey.core.state_machine import is_expired, state_now
-from oncekey.engine.key_status import time_of
+from oncekey.engine.key_status import end_of, time_of
 
 # A key that was freed after a step; the others are freed without a trace.
 FREED = "freed"
@@ -92,7 +92,7 @@ def summary_of(record: Record, now: int) -> KeySummary:
         retry_safe=record.retry_safe,
         created_at=time_of(record.created_at),
         lease_until=time_of(record.lease_until),
-        finished_at=time_of(record.finished_at) if record.finished_at else None,
+        finished_at=end_of(record),
         expires_at=None if record.lasts_until_decided else time_of(record.expires_at),
         expired=expired,
         http_status=status_in(record.body),

@@ -15,7 +15,7 @@ from oncekey.core.answer import answer_of
 from oncekey.core.codec import JSON, Codec, StoredValue, unpack
 from oncekey.core.commands import Seen
 from oncekey.core.errors import OncekeyError
-from oncekey.core.record import State, Step
+from oncekey.core.record import Record, State, Step
 from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import ARGUMENTS, StepStatus, unpack_step
 from oncekey.engine.results import value_of
@@ -26,7 +26,8 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
     """One key: its state, its value or error, and when it expires (`expires_at`; None for an
-    undecided key, which stays until somebody decides it).
+    undecided key, which stays until somebody decides it). `finished_at` is None for a key that is
+    pending or unknown: nobody knows of an end.
 
     key       as the caller gave it, if raw keys are stored; "" otherwise
     tag       its name in logs
@@ -89,7 +90,7 @@ def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
         fence=record.fence,
         created_at=time_of(record.created_at),
         lease_until=time_of(record.lease_until),
-        finished_at=time_of(record.finished_at) if record.finished_at else None,
+        finished_at=end_of(record),
         expires_at=None if record.lasts_until_decided else time_of(record.expires_at),
         expired=expired,
         value=value,
@@ -105,6 +106,13 @@ def status_of(seen: Seen, codec: Codec) -> KeyStatus | None:
         retry_safe=record.retry_safe,
         seen_at=time_of(seen.now),
     )
+
+
+def end_of(record: Record) -> datetime | None:
+    """When an operation ended; None if that is not known. An unknown record has a time too, when it
+    was given up, but that is no end of the operation."""
+    is_ended = record.finished_at and record.state != State.UNKNOWN
+    return time_of(record.finished_at) if is_ended else None
 
 
 class Arguments(NamedTuple):

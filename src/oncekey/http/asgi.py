@@ -2,7 +2,8 @@
 
     app.add_middleware(IdempotencyMiddleware, once=AsyncOnce(url), caller=verified_account_id)
 
-Requests that no rule guards reach the app untouched, their streams included. A guarded request is
+Requests that no rule guards reach the app untouched, their streams included, and so do those of a
+dashboard that is mounted in the app, whose forms have no keys. A guarded request is
 one `GuardedRequest`: it is read, its key is claimed, and the app runs in the attempt's task with a
 `receive` and a `send` of ours. So a client that goes away, or a server that shuts down, takes no
 result with it (I14). The response is sent when its outcome is durable (I13). Put authentication
@@ -45,6 +46,7 @@ from oncekey.http.exchange import (
     check_caller,
     checked_principal,
 )
+from oncekey.http.key_header import HEADER
 from oncekey.http.late_work import watch_background_tasks
 from oncekey.http.lifespan import draining, note_request, run_lifespan
 from oncekey.http.message import (
@@ -63,7 +65,7 @@ from oncekey.http.problem import Render
 from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.request_tasks import RequestTasks
-from oncekey.http.route_table import layers_of
+from oncekey.http.route_table import is_for_keyless_app, layers_of
 from oncekey.http.rules import SAFE_METHODS, Rule, Rules
 from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded, run_marked
 from oncekey.http.unhandled_requests import (
@@ -154,8 +156,10 @@ class IdempotencyMiddleware:
             elif (rule := self._find(scope["method"], *app_paths(scope))) is not None:
                 # A request that has an attempt is guarded already, by a guard further outside.
                 if ATTEMPT not in scope and (rule.required or has_key_line(scope)):
-                    await GuardedRequest(self, rule, scope, receive, send).respond()
-                    return
+                    request = GuardedRequest(self, rule, scope, receive, send)
+                    if request.has_key or not is_for_keyless_app(self.app, scope):
+                        await request.respond()
+                        return
             elif self._has_unguarded_key(scope):
                 await self._mark_or_refuse(scope, receive, send)
                 return
@@ -216,6 +220,10 @@ class GuardedRequest:
         root_path = scope.get("root_path")
         self._exchange = guard.exchange.under(root_path) if root_path else guard.exchange
         self._reader = BodyReader(receive, rule.max_request)
+
+    @property
+    def has_key(self) -> bool:
+        return HEADER in self._headers
 
     async def respond(self) -> None:
         mark_key_guarded(self._scope)

@@ -22,8 +22,10 @@ from oncekey.http.message import (
 )
 from oncekey.http.request_body import Body
 from oncekey.http.request_origin import route_names
+from oncekey.http.rules import READ_HEADERS
 
 _CLOSE: Final[Headers] = ((b"connection", b"close"),)
+_HEADER_LENGTH: Final = len(HEADER)
 _QUESTION_MARK: Final = ord("?")  # a byte is found faster than bytes
 
 
@@ -36,16 +38,18 @@ async def send_response(send: Send, response: Response, more: Headers = ()) -> N
 
 
 def has_key_line(scope: Mapping[str, Any]) -> bool:
-    """Whether a request has a key, valid or not."""
-    for name, _ in scope["headers"]:  # noqa: SIM110, by a loop, which is much faster
-        if name == HEADER:
+    """Whether a request has a key, valid or not. Servers give names in lower case; test clients and
+    middlewares may not, and their keys count too."""
+    for name, _ in scope["headers"]:
+        if name == HEADER or (len(name) == _HEADER_LENGTH and bytes(name).lower() == HEADER):
             return True
     return False
 
 
 def headers_of(scope: Scope, names: frozenset[bytes]) -> RequestHeaders:
     """The request's headers of these names, which are in lower case. So are those that servers
-    give; but if the key is not among them, each is looked at more closely."""
+    give; but if the key is not among them, or the rule compares further headers, which the app's
+    own middlewares may have added, each is looked at more closely."""
     found: RequestHeaders = {}
     for name, value in scope["headers"]:
         if name in names:
@@ -54,7 +58,7 @@ def headers_of(scope: Scope, names: frozenset[bytes]) -> RequestHeaders:
                 found[name].append(line)
             else:
                 found[name] = [line]
-    if HEADER in found:
+    if HEADER in found and names <= READ_HEADERS:
         return found
     lines = [(bytes(name).lower(), bytes(value)) for name, value in scope["headers"]]
     return headers_by_name(line for line in lines if line[0] in names)

@@ -212,15 +212,18 @@ def check_caller(caller: object) -> None:
 
 
 def checked_principal(found: object) -> str:
-    """The principal that a `caller=` gave; "" for None."""
+    """The principal that a `caller=` gave; "" for None, and for a text with nothing but blanks in
+    it, which is nobody's name either."""
     if found is not None and not isinstance(found, str):
         raise TypeError(f"caller= must give text or None, not a {type(found).__name__}")
-    if found and not (len(found) <= SCOPE_MAX_CHARS and found.isprintable()):
+    if found is None or not found.strip():
+        return ""
+    if not (len(found) <= SCOPE_MAX_CHARS and found.isprintable()):
         raise ValueError(
             f"caller= gave {len(found)} characters; what can be kept are 1 to {SCOPE_MAX_CHARS}, "
             "all printable"
         )
-    return found or ""
+    return found
 
 
 def unprotected_event(error: OncekeyError) -> Event:

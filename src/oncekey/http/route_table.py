@@ -1,4 +1,5 @@
-"""Lists the routes of an app, including those of mounted apps and included routers.
+"""Lists the routes of an app, including those of mounted apps and included routers, and says which
+requests go to a mounted app that needs no keys.
 
 It looks at attributes only, so that no framework has to be installed: the routes of Starlette and
 FastAPI, the URL map of Flask, and the `app` that a middleware wraps.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from oncekey.http.guarded_views import ServedView
@@ -27,6 +28,11 @@ class Route(NamedTuple):
     view: Any
     is_documented: bool = True  # whether it is in the app's own OpenAPI document
     framework_route: Any = None  # the framework's own object
+
+
+class KeylessApp:
+    """An ASGI app that people use in a browser, whose forms cannot carry a key. A guard around it
+    lets its requests pass without one. The app itself sees that no form is carried out twice."""
 
 
 def routes_of(app: Any) -> Iterator[Route]:
@@ -52,6 +58,33 @@ def layers_of(app: Any) -> Iterator[Any]:
         attributes = getattr(app, "__dict__", {})
         wrapped = (attributes[name] for name in _WRAPPED_APP_NAMES if name in attributes)
         app = next(wrapped, None)
+
+
+def is_for_keyless_app(app: Any, scope: Mapping[str, Any]) -> bool:
+    """Whether the routes of an ASGI app lead this request to a KeylessApp that is mounted in it.
+    The framework's own routes are asked, in their order: a route that stands before the mount, or
+    another spelling of the path, is judged as the framework will judge it."""
+    for _ in range(_LAYERS_MAX):
+        layers = list(layers_of(app))
+        if any(isinstance(layer, KeylessApp) for layer in layers):
+            return True
+        routes = next((layer.routes for layer in layers if getattr(layer, "routes", None)), ())
+        found = _first_match(routes, scope)
+        if found is None or "endpoint" not in found:
+            return False
+        app, scope = found["endpoint"], {**scope, **found}
+    return False
+
+
+def _first_match(routes: Iterable[Any], scope: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What Starlette's router adds to the scope for the first route that takes the request."""
+    for route in routes:
+        if hasattr(route, "matches"):
+            match, found = route.matches(dict(scope))
+            if match.name == "FULL":
+                added: Mapping[str, Any] = found
+                return added
+    return None
 
 
 def app_views(apps: Iterable[Any]) -> list[ServedView]:

@@ -36,7 +36,7 @@ _POLICY_OPTIONS: Final = (
     "store_timeout", "recover_grace",
 )  # fmt: skip
 # The request headers that are read for every rule.
-_READ_HEADERS: Final = frozenset(
+READ_HEADERS: Final = frozenset(
     {b"idempotency-key", b"content-length", b"content-type", b"content-encoding"}
 )
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -113,7 +113,7 @@ class Rule:
         object.__setattr__(self, "stored_header_names", stored)
         compared = {name.lower().encode("latin-1") for name in self.request_headers}
         object.__setattr__(self, "compared_header_names", tuple(sorted(compared)))
-        object.__setattr__(self, "read_header_names", _READ_HEADERS | compared)
+        object.__setattr__(self, "read_header_names", READ_HEADERS | compared)
         object.__setattr__(self, "matches_path", _compiled(self.path).fullmatch)
 
     def _check(self) -> None:

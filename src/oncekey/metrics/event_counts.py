@@ -130,11 +130,12 @@ class LabelCap:
         return operation if operation in self._operations else OTHER
 
 
-_STORE_NAMES: Final = {"postgres": "postgresql"}
+_STORE_NAMES: Final = {"postgres": "postgresql", "move": "moving"}
 
 
 def store_name(store: object) -> str:
-    """What a store is called in labels if the user gives it no name: the scheme of its URL."""
+    """What a store is called in labels if the user gives it no name: the usual scheme of its URL,
+    whichever of its schemes it was opened by. The app and the exporter have the same label so."""
     parts = type(store).__module__.split(".")
     if parts[:2] == ["oncekey", "stores"] and len(parts) > 2:
         return _STORE_NAMES.get(parts[2], parts[2])

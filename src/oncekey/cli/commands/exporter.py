@@ -18,6 +18,7 @@ from oncekey.cli.signals import stop_on_signal
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
+from oncekey.metrics.event_counts import store_name
 
 if TYPE_CHECKING:
     from oncekey.metrics.exporter import StoreCollector
@@ -48,7 +49,7 @@ ALERTS, GRAFANA = "alerts.yml", "grafana.json"
     metavar="DURATION",
     help="How often the store is read, however often it is scraped.",
 )
-@click.option("--name", help="The label `store`; the URL's scheme by default.")
+@click.option("--name", help="The label `store`; by default what the application's metrics have.")
 @click.option(
     "--workers",
     type=click.Path(),
@@ -103,7 +104,7 @@ def exporter(
     with closing(open_store(url)) as store:
         with suppress(StoreUnavailable):  # it is served all the same
             warn_of_move(store)
-        collector = _collector(store, name or url.partition("://")[0])
+        collector = _collector(store, name or store_name(store))
         if once:
             return _print_once(out, url, collector, workers)
         _serve(out, url, collector, workers, host, port, every)

@@ -250,7 +250,7 @@ class PikaSession:
     def _publish(self, letter: Letter) -> str | None:
         properties = pika.BasicProperties(**letter.properties)
         try:
-            with self._confirmed_in_time():
+            with self._confirmed_in_time(), _unlogged_body():
                 self._letters.basic_publish(
                     letter.exchange, letter.queue, letter.body, properties, mandatory=True
                 )
@@ -350,18 +350,37 @@ def _parameters(url: str) -> pika.URLParameters:
 @contextmanager
 def _expected_refusal() -> Iterator[None]:
     """Keep pika from warning of a channel that RabbitMQ closes: a queue that is not there is an
-    answer, and no news for operators. What other threads log is not touched."""
+    answer, and no news for operators."""
+    with _unlogged("pika.channel", lambda record: True):
+        yield
+
+
+@contextmanager
+def _unlogged_body() -> Iterator[None]:
+    """Keep pika from logging a letter that comes back because it has no queue: the beginning of its
+    body is in that line, and what becomes of it is reported here anyway."""
+
+    def has_body(record: logging.LogRecord) -> bool:
+        return isinstance(record.args, tuple) and bytes in map(type, record.args)
+
+    with _unlogged("pika.adapters.blocking_connection", has_body):
+        yield
+
+
+@contextmanager
+def _unlogged(name: str, is_hidden: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    """Keep records of this thread from a logger. What other threads log is not touched."""
     me = threading.get_ident()
-    logger = logging.getLogger("pika.channel")
+    logger = logging.getLogger(name)
 
-    def is_of_others(record: logging.LogRecord) -> bool:
-        return record.thread != me
+    def is_logged(record: logging.LogRecord) -> bool:
+        return record.thread != me or not is_hidden(record)
 
-    logger.addFilter(is_of_others)
+    logger.addFilter(is_logged)
     try:
         yield
     finally:
-        logger.removeFilter(is_of_others)
+        logger.removeFilter(is_logged)
 
 
 def _nothing() -> None:

@@ -105,6 +105,14 @@ class _Table(NamedTuple):
         name = self.name
         return name in ("history", "meta", "migrations") or name.partition("_")[0] == "records"
 
+    @property
+    def is_vacuumed(self) -> bool:
+        """False if autovacuum is switched off for this table. PostgreSQL keeps the word that was
+        given, and takes every beginning of a word that is clear: off, no, n, false, f, 0."""
+        options = dict(option.partition("=")[::2] for option in self.options.split())
+        word = options.get("autovacuum_enabled", "on").lower()
+        return not (word == "0" or any(full.startswith(word) for full in ("off", "no", "false")))
+
 
 def table_findings(session: CheckupSession, layout: Layout) -> Iterator[Finding]:
     """The checks of the tables, for a schema that is up to date."""
@@ -159,11 +167,12 @@ def _tables(session: CheckupSession, tables: list[_Table], expected: ExpectedSch
             broken.append(f"{table} lacks {', '.join(sorted(missing))}")
     broken += [f"{table.name} is unlogged" for table in tables if table.persistence == "u"]
     broken += [f"{table.name} has row security" for table in tables if table.has_row_security]
+    found = [f"{table.triggers} on {table.name}" for table in tables if table.triggers]
+    triggers = [f"triggers that oncekey did not make: {'; '.join(found)}"] if found else []
     if broken:
-        return TABLES.broken("; ".join(broken))
-    triggers = [f"{table.triggers} on {table.name}" for table in tables if table.triggers]
+        return TABLES.broken("; ".join([*broken, *triggers]))
     if triggers:
-        return TABLES.warning(f"triggers that oncekey did not make: {'; '.join(triggers)}")
+        return TABLES.warning(triggers[0])
     return TABLES.ok(f"{len(tables)} tables as expected")
 
 
@@ -215,7 +224,7 @@ def _vacuum(session: CheckupSession) -> Finding:
     if found is not None:
         return found
     tables = [table for row in session.rows("tables") if (table := _Table(*row)).is_ours]
-    off = [table.name for table in tables if "autovacuum_enabled=false" in table.options.split()]
+    off = [table.name for table in tables if not table.is_vacuumed]
     if off:
         return check.warning(f"switched off for {', '.join(off)}")
     late = [
