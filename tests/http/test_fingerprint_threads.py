@@ -27,12 +27,14 @@ FORM = b"&".join(b"field%d=value" % n for n in range(900)) + b"&rest=" + b"x" * 
     [
         (JSON, b'{"cents": 500}', b"", False),
         (JSON, FLOATS, b"", True),
+        (JSON, b"[" + b"1.5," * 1_000 + b"1.5]", b"", True),
+        (JSON, b'["' + b"a long text. " * 1_000 + b'"]', b"", False),
         (b"application/x-www-form-urlencoded", FORM, b"", True),
         (JSON, gzip.compress(FLOATS), b"gzip", True),
         (b"application/octet-stream", b"x" * (INLINE_MAX_BYTES + 1), b"", False),
         (b"application/octet-stream", b"x" * (BODY_SPILL_BYTES + 1), b"", True),
     ],
-    ids=["small", "floats", "form", "gzip", "bytes", "large"],
+    ids=["small", "floats", "few-floats", "text", "form", "gzip", "bytes", "large"],
 )
 def test_large_body_is_fingerprinted_in_a_thread(
     kind: bytes, body: bytes, coding: bytes, in_thread: bool, monkeypatch: pytest.MonkeyPatch

@@ -148,3 +148,13 @@ def test_get_is_streamed_untouched(app: ServedApp) -> None:
         response = connection.read_response()
         assert (response.status, response.body) == (200, b"0\n1\n")
         assert response.one("X-Idempotency-Retention") is None
+
+
+def test_length_with_leading_zeros_is_the_length_without_them(app: ServedApp) -> None:
+    key = app.fresh_key()
+    for body, status in ((b'{"a":1}', 201), (b'{"a":2}', 422)):
+        with app.connect() as connection:
+            head = [*app.headers(key), ("Content-Length", "0" * 30 + "7")]
+            connection.send(connection.request_head("POST", "/charges", head), body)
+            assert connection.read_response().status == status
+    assert app.effects() == 1

@@ -9,6 +9,7 @@ for one. Owns the limits on decoding.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
@@ -35,6 +36,11 @@ if not hasattr(multipart, "MultipartError"):
 # Longer JSON documents are compared byte by byte, because sorting them takes too long.
 CANONICAL_MAX_BYTES: Final = 256 * 1024
 FORM_MAX_BYTES: Final = 1024 * 1024  # the same limit for URL-encoded forms
+# So are short documents that take long all the same: a few hundred bytes of gzip hold 65,000
+# floats. Counted are the commas and the beginnings of objects and arrays; the escapes of JSON's
+# texts, and those of a form.
+VALUES_MAX: Final = 5_000
+ESCAPES_MAX: Final = 30_000
 RAW_MAX_BYTES: Final = 64 * 1024  # longer bodies are compared by their digest
 _INFLATED_AT_ONCE: Final = 64 * 1024
 _PART_IN_MEMORY: Final = 64 * 1024
@@ -53,11 +59,13 @@ class UnreadableBody(Exception):
 
 
 class TooLarge(Exception):
-    """The decoded body exceeds a limit: `limit`, or the rule's max_request if that is None."""
+    """The decoded body exceeds a limit: `limit`, or the rule's max_request if that is None; in
+    bytes, or in `unit`."""
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, unit: str = "bytes") -> None:
         super().__init__()
         self.limit = limit
+        self.unit = unit
 
 
 class _NotStrictError(ValueError):
@@ -165,11 +173,19 @@ def raw_bytes(body: Body) -> bytes:
 def _is_too_long(body: Body, limit: int, ignore: Fields, only: Fields | None) -> bool:
     """Whether a body is too long to be parsed. Raises TooLarge if a rule compares parts of it,
     which is impossible without parsing."""
-    if body.size <= limit:
-        return False
+    return body.size > limit and _is_raw(limit, "bytes", ignore, only)
+
+
+def _is_raw(limit: int, unit: str, ignore: Fields, only: Fields | None) -> bool:
+    """Compare a body that exceeds a limit byte by byte; raises TooLarge where that is no way."""
     if ignore or only is not None:
-        raise TooLarge(limit)
+        raise TooLarge(limit, unit)
     return True
+
+
+def _has_too_many(counted: int, limit: int, unit: str, ignore: Fields, only: Fields | None) -> bool:
+    """Whether a body has more of something than is looked into. Raises like _is_too_long."""
+    return counted > limit and _is_raw(limit, unit, ignore, only)
 
 
 def _json(body: bytes | Body, ignore: Fields, only: Fields | None) -> bytes:
@@ -187,8 +203,14 @@ def _any_json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
     """The same for documents that are not plain."""
     if _is_too_long(body, CANONICAL_MAX_BYTES, ignore, only):
         return raw_bytes(body)
+    data = body.read()
+    if _has_too_many(_values_in(data), VALUES_MAX, "JSON values", ignore, only):
+        return raw_bytes(body)
+    escapes = data.count(b"\\") - data.count(b"\\u")  # those by number are quick to undo
+    if _has_too_many(escapes, ESCAPES_MAX, "escapes", ignore, only):
+        return raw_bytes(body)
     try:
-        value = _strict(body.read().decode("utf-8"))
+        value = _strict(data.decode("utf-8"))
         if only is not None and (selected := _selected(value, only)) is not None:
             return b"o" + rfc8785.dumps(selected)
         for path in ignore:
@@ -196,6 +218,25 @@ def _any_json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
         return b"j" + rfc8785.dumps(value)
     except (ValueError, ArithmeticError, RecursionError):  # a CanonicalizationError is a ValueError
         return raw_bytes(body)
+
+
+# A text, or what looks like one: it always matches from a quote on, so it takes linear time.
+_json_text = re.compile(rb'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)', re.DOTALL)
+
+
+def _values_in(data: bytes) -> int:
+    """How many values a JSON document has, nearly. It need not be JSON."""
+    values = _beginnings_in(data)
+    if values <= VALUES_MAX:
+        return values
+    texts = (data.count(b'"') - data.count(b'\\"')) // 2  # names of members and values
+    if texts > 2 * VALUES_MAX:
+        return texts
+    return _beginnings_in(_json_text.sub(b"", data))  # without those in texts
+
+
+def _beginnings_in(data: bytes) -> int:
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -208,7 +249,8 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _exact(text: str) -> float:
     """Accept only numbers that a float represents as written: 0.1, not 0.10000000000000001."""
     number = float(text)
-    if Decimal(text) != Decimal(repr(number)):
+    written = repr(number)
+    if text != written and Decimal(text) != Decimal(written):
         raise _NotStrictError(f"{text} is no float")
     return number
 
@@ -262,9 +304,12 @@ def _is_compared(
 def _form(body: Body, ignore: Fields, only: Fields | None) -> bytes:
     if _is_too_long(body, FORM_MAX_BYTES, ignore, only):
         return raw_bytes(body)
+    data = body.read()
+    if _has_too_many(data.count(b"%"), ESCAPES_MAX, "escapes", ignore, only):
+        return raw_bytes(body)
     try:
         pairs = parse_qsl(
-            body.read().decode("utf-8"),
+            data.decode("utf-8"),
             keep_blank_values=True,
             strict_parsing=body.size > 0,
             errors="strict",

@@ -136,7 +136,7 @@ class Exchange:
         try:
             compared = fingerprint_bytes(request, rule)
         except TooLarge as error:
-            return self.too_large(rule, error.limit)
+            return self.too_large(rule, error.limit, error.unit)
         except UnreadableBody as error:
             return self.unreadable(str(error))
         return {
@@ -157,8 +157,8 @@ class Exchange:
     def unreadable(self, detail: str) -> Response:
         return self.problem_response(problems.UNREADABLE._replace(detail=detail))
 
-    def too_large(self, rule: Rule, most: int | None = None) -> Response:
-        detail = f"At most {most or rule.max_request} bytes are accepted, decompressed too."
+    def too_large(self, rule: Rule, most: int | None = None, unit: str = "bytes") -> Response:
+        detail = f"At most {most or rule.max_request} {unit} are accepted, decompressed too."
         return self.problem_response(problems.TOO_LARGE._replace(detail=detail))
 
     def unknown_caller(self) -> Response:

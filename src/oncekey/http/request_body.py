@@ -11,7 +11,7 @@ import io
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from hashlib import blake2b
 from tempfile import TemporaryFile
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol
 
 BODY_SPILL_BYTES: Final = 1024 * 1024  # a longer body is in a file, not in memory
 _CHUNK: Final = 64 * 1024
@@ -71,12 +71,18 @@ class Body:
             start += len(chunk)
             yield chunk
 
+    def part(self, start: int, size: int) -> bytes:
+        """At most so many bytes of the body from `start` on; b"" at its end."""
+        if self._file is None:
+            return self.read()[start : start + size]
+        self._file.seek(start)
+        return self._file.read(size)
+
     def open_file(self) -> IO[bytes]:
-        """A file with the whole body, which is closed together with the Body."""
+        """A file with the whole body. Several of one body do not disturb each other."""
         if self._file is None:
             return io.BytesIO(self.read())
-        self._file.seek(0)
-        return self._file
+        return io.BufferedReader(PartsFile(self), _CHUNK)
 
     def digest(self) -> bytes:
         if self._hash is not None:
@@ -92,6 +98,61 @@ class Body:
     def __del__(self) -> None:
         # A run may outlive its request, and a request its run: the last reference closes the file.
         self.close()
+
+
+def extended(body: bytes | Body, chunk: Any) -> bytes | Body:
+    """What was read so far and its next chunk: bytes while it is a single short chunk."""
+    if type(chunk) is not bytes:
+        chunk = bytes(chunk)  # the server may use its buffer again
+    if not body and len(chunk) <= BODY_SPILL_BYTES:
+        return chunk  # type: ignore[no-any-return]
+    if isinstance(body, bytes):
+        body = Body(body)
+    body.write(chunk)
+    return body
+
+
+def part_of(body: bytes | Body, start: int, size: int) -> bytes:
+    """At most so many bytes of a body from `start` on."""
+    return body[start : start + size] if isinstance(body, bytes) else body.part(start, size)
+
+
+class Parts(Protocol):
+    """A body that is read part by part."""
+
+    @property
+    def size(self) -> int: ...
+
+    def part(self, start: int, size: int, /) -> bytes: ...
+
+
+class PartsFile(io.RawIOBase):
+    """A file with the bytes of a body. It has a position of its own, and the body stays open while
+    somebody has the file."""
+
+    def __init__(self, body: Parts) -> None:
+        self._body = body
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._body.part(self._position, len(buffer))
+        buffer[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence == io.SEEK_END:
+            offset += self._body.size
+        self._position = max(0, offset)
+        return self._position
 
 
 class ReadResult(enum.Enum):
@@ -139,7 +200,7 @@ class BodyReader:
             if self._size > self._max_bytes:
                 return ReadResult.TOO_LARGE
             if keep:
-                self._keep(chunk)
+                self.body = extended(self.body, chunk)
             if not message.get("more_body", False):
                 self.is_whole = keep
                 return _WHOLE
@@ -153,20 +214,10 @@ class BodyReader:
         if self._size + len(chunk) > self._max_bytes:
             return ReadResult.TOO_LARGE
         self._size += len(chunk)
-        self._keep(chunk)
+        self.body = extended(self.body, chunk)
         self._passed_on = self._size
         self.is_whole = self.is_given = not message.get("more_body", False)
         return message
-
-    def _keep(self, chunk: Any) -> None:
-        if type(chunk) is not bytes:
-            chunk = bytes(chunk)  # the server may use its buffer again
-        if not self.body and len(chunk) <= BODY_SPILL_BYTES:
-            self.body = chunk
-            return
-        if isinstance(self.body, bytes):
-            self.body = Body(self.body)
-        self.body.write(chunk)
 
     def next_part(self) -> MutableMapping[str, Any]:
         """The app's next message: what was read and not yet given to it, part by part."""

@@ -14,7 +14,6 @@ run.
 from __future__ import annotations
 
 import atexit
-import io
 import weakref
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -24,7 +23,7 @@ from urllib.parse import quote
 
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
-from oncekey.http.canonical_body import UnreadableBody
+from oncekey.http.canonical_body import TooLarge, UnreadableBody
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -36,24 +35,22 @@ from oncekey.http.message import Headers, Request, RequestHeaders, Response, hea
 from oncekey.http.outcomes import IncompleteResponse
 from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
+from oncekey.http.request_body import Body
 from oncekey.http.route_table import layers_of
 from oncekey.http.rules import Rule
 from oncekey.http.sync_request import FreshResponse, RequestKey, SyncGuard
 from oncekey.http.sync_response_buffer import SyncResponseBuffer
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored, leave_unstored, watch_frameworks
+from oncekey.http.wsgi_body import Environ, WSGIBody, put_body_back
 
 __all__ = ["IdempotencyWSGI", "attempt_of", "leave_unstored"]
 
-Environ = dict[str, Any]
 Lines = list[tuple[str, str]]
 StartResponse = Callable[..., Any]
 App = Callable[[Any, Any], Iterable[bytes]]
 Caller = Callable[[Environ], str | None]
 
-_LENGTH_DIGITS: Final = 18  # a Content-Length with more digits is too large in any case
-_CHUNK: Final = 64 * 1024
-CUT_SHORT: Final = "The request ended before all of its body was here."
 _UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 
 
@@ -141,14 +138,15 @@ class IdempotencyWSGI:
             return self.app(environ, start_response)
         mark_key_guarded(environ)
         admitted = guard.admit(rule, headers, lambda: self.caller(environ))
+        sent = WSGIBody(environ, rule.max_request)
+        if isinstance(admitted, Response):
+            sent.discard()
+            return _send(admitted, start_response)
         try:
-            # The body of a refused request is read too: the next request follows on the connection.
-            body = read_body(environ, rule.max_request, keep=not isinstance(admitted, Response))
+            body = sent.read()
         except UnreadableBody as error:
             return _send(guard.exchange.unreadable(str(error)), start_response)
-        if isinstance(admitted, Response):
-            return _send(admitted, start_response)
-        if body is None:
+        except TooLarge:
             return _send(guard.exchange.too_large(rule), start_response)
         response = self._run(guard, *admitted, environ, headers, body)
         if isinstance(response, Response):
@@ -160,7 +158,7 @@ class IdempotencyWSGI:
         unguarded, method = self.guard.unguarded, environ["REQUEST_METHOD"]
         if unguarded.refuses and not self.exchange.rules.excludes(method, path_of(environ)):
             unguarded.report(method, path_of(environ))
-            read_body(environ, Rule().max_request, keep=False)
+            WSGIBody(environ, Rule().max_request).discard()
             return _send(unguarded.refusal(environ.get("SCRIPT_NAME", "")), start_response)
         if KEY_GUARDED in environ:  # a guard further outside reports it
             return self.app(environ, start_response)
@@ -182,11 +180,8 @@ class IdempotencyWSGI:
         caller: str,
         environ: Environ,
         headers: RequestHeaders,
-        body: bytes,
+        body: bytes | Body,
     ) -> Response | FreshResponse[WSGIResponse]:
-        if is_cut_short(environ, body):
-            return guard.exchange.unreadable(CUT_SHORT)
-
         def call_app(attempt: Attempt | None) -> WSGIResponse:
             return WSGIResponse(self.app, app_environ(environ, body, attempt))
 
@@ -270,7 +265,7 @@ def _header_name(name: str) -> bytes | None:
     return _UNPREFIXED.get(name)
 
 
-def request_of(environ: Environ, headers: RequestHeaders, body: bytes) -> Request:
+def request_of(environ: Environ, headers: RequestHeaders, body: bytes | Body) -> Request:
     # Servers do not agree on where the undecoded path is, so the decoded one is encoded again:
     # paths that are equal for the app are equal here.
     path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
@@ -283,57 +278,11 @@ def request_of(environ: Environ, headers: RequestHeaders, body: bytes) -> Reques
     )
 
 
-def _length(environ: Environ) -> int | None:
-    line = environ.get("CONTENT_LENGTH") or ""
-    return int(line[:_LENGTH_DIGITS]) if line.isascii() and line.isdigit() else None
-
-
-def read_body(environ: Environ, limit: int, *, keep: bool = True) -> bytes | None:
-    """Read the whole body. Returns None if it is longer than `limit`, without reading it if its
-    Content-Length says so. Without a Content-Length it ends where the server ends it, or is empty.
-    Without `keep` it is read and discarded. Raises UnreadableBody if the client disconnects."""
-    length = _length(environ)
-    if length is None:
-        length = limit + 1 if environ.get("wsgi.input_terminated") else 0
-    elif length > limit:
-        return None
-    source = environ["wsgi.input"]
-    chunks: list[bytes] = []
-    left = length
-    while left > 0 and (chunk := _read(source, min(left, _CHUNK))):
-        left -= len(chunk)
-        if keep:
-            chunks.append(chunk)
-    return b"".join(chunks) if length - left <= limit else None
-
-
-def _read(source: Any, size: int) -> bytes:
-    try:
-        part: bytes = source.read(size)
-    except OSError as error:  # a reset, a timeout, a broken chunk
-        raise UnreadableBody(CUT_SHORT) from error
-    return part
-
-
-def is_cut_short(environ: Environ, body: bytes) -> bool:
-    """Whether the body is shorter than its Content-Length, because the client disconnected."""
-    length = _length(environ)
-    return length is not None and len(body) < length
-
-
-def app_environ(environ: Environ, body: bytes, attempt: Attempt | None) -> Environ:
-    """The environ for the app: a copy with the body in memory, and the attempt."""
+def app_environ(environ: Environ, body: bytes | Body, attempt: Attempt | None) -> Environ:
+    """The environ for the app: a copy with the body that was read, and the attempt."""
     copied = {**environ, ATTEMPT: attempt, UNSTORED: []}
-    copied.pop("HTTP_TRANSFER_ENCODING", None)
     put_body_back(copied, body)
     return copied
-
-
-def put_body_back(environ: Environ, body: bytes) -> None:
-    """Let the app read a body that was read already."""
-    environ["wsgi.input"] = io.BytesIO(body)
-    environ["wsgi.input_terminated"] = True
-    environ["CONTENT_LENGTH"] = str(len(body))
 
 
 # --- responses ----------------------------------------------------------------------------------

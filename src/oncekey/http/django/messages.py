@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
 from django.core.exceptions import RequestDataTooBig
@@ -22,8 +22,7 @@ from oncekey.http.canonical_body import UnreadableBody
 from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.rules import Rule
 from oncekey.http.sync_response_buffer import SyncResponseBuffer
-
-_LENGTH: Final = b"content-length"
+from oncekey.http.wsgi_body import CUT_SHORT, declared_length
 
 
 def django_request(request: Any) -> Any:
@@ -69,10 +68,10 @@ def body_of(request: Any, rule: Rule, headers: RequestHeaders) -> bytes | None:
     """Read the whole body; None if it is longer than the rule or Django allows. Raises
     UnreadableBody."""
     base = django_request(request)
-    lengths = [int(line[:18]) for line in headers.get(_LENGTH, ()) if line.isdigit()]
-    if any(length > rule.max_request for length in lengths):
+    length = declared_length(base.META)
+    if length is not None and length > rule.max_request:
         return None
-    if not lengths and "wsgi.input" in base.META and b"transfer-encoding" in headers:
+    if "wsgi.input" in base.META and b"transfer-encoding" in headers:
         # Django would give every view an empty body, so that all such requests would be equal.
         raise UnreadableBody("Send a Content-Length: behind WSGI Django reads no chunked bodies.")
     try:
@@ -80,15 +79,15 @@ def body_of(request: Any, rule: Rule, headers: RequestHeaders) -> bytes | None:
     except RequestDataTooBig:
         return None
     except UnreadablePostError:
-        raise UnreadableBody(wsgi.CUT_SHORT) from None
+        raise UnreadableBody(CUT_SHORT) from None
     except RawPostDataException:
         raise ConfigurationError(
             "this request's body was parsed before it could be compared: by CsrfViewMiddleware, "
             "unless the view is exempt, or by a permission that looks at request.data. Read "
             "request.body in a middleware before that, or use IdempotencyMiddleware"
         ) from None
-    if wsgi.is_cut_short(base.META, body):
-        raise UnreadableBody(wsgi.CUT_SHORT)
+    if length is not None and len(body) < length:
+        raise UnreadableBody(CUT_SHORT)
     return body if len(body) <= rule.max_request else None
 
 

@@ -22,7 +22,6 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.http import message, wsgi
-from oncekey.http.canonical_body import UnreadableBody
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -31,6 +30,12 @@ from oncekey.http.exchange import (
     check_caller,
 )
 from oncekey.http.flask.request_end import end_request, watch_request_ends
+from oncekey.http.flask.request_input import (
+    close_body_with,
+    discard_body,
+    keep_body,
+    read_body,
+)
 from oncekey.http.flask.served_views import EXTENSION, VIEWS, check_app
 from oncekey.http.guarded_views import UNSERVED, guard_for_method, guarded_view_of
 from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
@@ -39,12 +44,13 @@ from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
 from oncekey.http.sync_request import FreshResponse, SyncGuard
 from oncekey.http.sync_response_buffer import SyncResponseBuffer
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
+from oncekey.http.wsgi_body import Environ
 
 P = ParamSpec("P")
 
-# In the environ: whether the response gets the header of an unguarded key; the request's body.
-_WARN: Final = "oncekey.warn"
-_BODY: Final = "oncekey.body"
+_WARN: Final = (
+    "oncekey.warn"  # in the environ: whether the response gets the header of an unguarded key
+)
 
 
 def current_attempt() -> Attempt | None:
@@ -111,7 +117,7 @@ class Idempotency:
         app.extensions[EXTENSION] = self
         VIEWS.apps.add(app)
         # Before all others: a function that parses a form would leave no body to compare.
-        app.before_request_funcs.setdefault(None, []).insert(0, _read_first)
+        app.before_request_funcs.setdefault(None, []).insert(0, _keep_body)
         if self._rules is None:
             app.before_request_funcs[None].insert(1, _warn_or_refuse)
             app.after_request_funcs.setdefault(None, []).append(_add_warning)
@@ -133,7 +139,7 @@ class Idempotency:
         """Serve the built-in policy page unless the app has its own."""
         inner, page_path = app.wsgi_app, self.guard.exchange.page_path
 
-        def wsgi_app(environ: wsgi.Environ, start_response: wsgi.StartResponse) -> Any:
+        def wsgi_app(environ: Environ, start_response: wsgi.StartResponse) -> Any:
             if is_policy_page(environ["REQUEST_METHOD"], wsgi.path_of(environ), page_path):
                 return wsgi_app_or_page(inner, app, environ, start_response)
             return inner(environ, start_response)
@@ -189,25 +195,15 @@ def _extension() -> Idempotency:
     return found
 
 
-def _read_first() -> Response | None:
-    """Read the body of a guarded request before any other function does, and put it back. A body
-    that is cut short is refused at once, because the view could not read it either."""
+def _keep_body() -> None:
+    """Have the body of a guarded request kept, before any other function reads it."""
     view = guard_for_method(current_app.view_functions.get(request.endpoint or ""), request.method)
-    if view is None:
-        return None
-    environ, rule = request.environ, view.rule
-    if ATTEMPT in environ or _extension().guard.is_exempt(rule, wsgi.headers_of(environ)):
-        return None
-    try:
-        body = wsgi.read_body(environ, rule.max_request)
-        if body is not None and wsgi.is_cut_short(environ, body):
-            raise UnreadableBody(wsgi.CUT_SHORT)
-    except UnreadableBody as error:
-        return flask_response(_extension().guard.exchange.unreadable(str(error)))
-    environ[_BODY] = body
-    if body is not None:
-        wsgi.put_body_back(environ, body)
-    return None
+    if view is None or ATTEMPT in request.environ:
+        return
+    guard = _extension().guard
+    if not guard.is_exempt(view.rule, wsgi.headers_of(request.environ)):
+        mounted = guard.under(request.environ.get("SCRIPT_NAME", ""))
+        keep_body(mounted.exchange, view.rule, flask_response)
 
 
 def _warn_or_refuse() -> Any:
@@ -243,15 +239,11 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
     mark_key_guarded(environ)
     admitted = guard.admit(rule, headers, extension.current_caller)
     if isinstance(admitted, message.Response):
+        discard_body()
         return flask_response(admitted)
-    if _BODY not in environ:
-        raise ConfigurationError(
-            "@idempotent must be on the view that is registered, below @app.post: this request's "
-            "body was not read in time to be compared"
-        )
-    body: bytes | None = environ[_BODY]
-    if body is None:
-        return flask_response(guard.exchange.too_large(rule))
+    body = read_body(guard.exchange, rule)
+    if isinstance(body, message.Response):
+        return flask_response(body)
 
     def call_app(attempt: Attempt | None) -> _FlaskResponse:
         environ[ATTEMPT] = attempt
@@ -269,8 +261,8 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
         sent = sent._replace(template=request.url_rule.rule, name=request.endpoint or "")
     response = guard.run(key, caller, sent, call_app)
     if isinstance(response, FreshResponse):
-        return response.app_response.to_send(response.more_headers)
-    return flask_response(response)
+        return close_body_with(response.app_response.to_send(response.more_headers))
+    return close_body_with(flask_response(response))
 
 
 def _final_response(call: Callable[[], Any]) -> Response:

@@ -1,0 +1,92 @@
+"""A short request costs little work when it is compared: what takes long is not looked into."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import pytest
+
+from oncekey.http import canonical_body
+from oncekey.http.canonical_body import ESCAPES_MAX, VALUES_MAX, TooLarge, canonical_bytes
+from oncekey.http.message import Request, headers_by_name
+from oncekey.http.request_body import Body
+from oncekey.http.request_fingerprint import fingerprint_bytes
+from oncekey.http.rules import Rule
+
+JSON, FORM = b"application/json", b"application/x-www-form-urlencoded"
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the documents and forms that are parsed."""
+    lengths: list[int] = []
+
+    def recorded(parse: Any) -> Any:
+        def call(text: Any, *arguments: Any, **options: Any) -> Any:
+            lengths.append(len(text))
+            return parse(text, *arguments, **options)
+
+        return call
+
+    for name in ("_strict", "parse_qsl"):
+        monkeypatch.setattr(canonical_body, name, recorded(getattr(canonical_body, name)))
+    return lengths
+
+
+def array(element: bytes, number: int) -> bytes:
+    return b"[" + b",".join([element] * number) + b"]"
+
+
+ALLOWED = {
+    "floats": (JSON, array(b"1.5", VALUES_MAX), b"j"),
+    "commas-in-a-text": (JSON, b'{"a":1.5,"text":"' + b',[{\\"' * (2 * VALUES_MAX) + b'"}', b"j"),
+    "long-text": (JSON, b'["' + b"\\u3042" * (ESCAPES_MAX + 1) + b'"]', b"j"),
+    "lines": (JSON, b'["' + b"\\n" * ESCAPES_MAX + b'"]', b"j"),
+    "form": (FORM, b"a=" + b"%41" * ESCAPES_MAX, b"f"),
+}
+REFUSED = {
+    "floats": (JSON, array(b"1.5", VALUES_MAX + 1)),
+    "integers": (JSON, array(b"7", 9 * VALUES_MAX)),
+    "arrays": (JSON, array(b"[]", 5 * VALUES_MAX)),
+    "objects": (JSON, array(b'{"a":1}', 2 * VALUES_MAX)),
+    "texts": (JSON, array(b'""', 10 * VALUES_MAX)),
+    "lines": (JSON, b'["' + b"\\n" * (ESCAPES_MAX + 1) + b'"]'),
+    "form": (FORM, b"a=" + b"%41" * (ESCAPES_MAX + 1)),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_body_within_the_limits_is_compared_by_its_content(name: str) -> None:
+    media, body, form = ALLOWED[name]
+    for ignore in ((), ("other",)):
+        assert canonical_bytes(Body(body), media, "", ignore, None)[:1] == form
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_body_past_a_limit_is_compared_byte_by_byte(name: str, parsed: list[int]) -> None:
+    media, body = REFUSED[name]
+    headers = headers_by_name([(b"content-type", media), (b"content-encoding", b"gzip")])
+    request = Request("POST", b"/", b"", headers, gzip.compress(body))
+    again = request._replace(body=gzip.compress(body, 1, mtime=7))
+    other = request._replace(body=gzip.compress(b" " + body))
+    compared = [fingerprint_bytes(one, Rule()) for one in (request, again, other)]
+    assert compared[0] == compared[1] != compared[2]
+    assert parsed == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_body_past_a_limit_is_refused_where_parts_of_it_count(name: str, parsed: list[int]) -> None:
+    media, body = REFUSED[name]
+    for ignore, only in (((("a",)), None), ((), ("a",))):
+        with pytest.raises(TooLarge) as raised:
+            canonical_bytes(Body(body), media, "", ignore, only)
+        assert raised.value.limit in (VALUES_MAX, ESCAPES_MAX)
+        assert raised.value.unit in ("JSON values", "escapes")
+    assert parsed == []
+
+
+def test_text_that_never_ends_is_counted_in_one_pass() -> None:
+    """Each of its quotes could be taken for the beginning of a text that reaches to the end."""
+    for unended in (b'["' + b'\\",' * 60_000, b'["' + b',\\"' * 60_000 + b"\\"):
+        assert canonical_bytes(Body(unended), JSON, "", (), None)[:1] == b"d"
