@@ -60,6 +60,10 @@ def _kafka(stack: ExitStack) -> Frozen:
     return Topics(mock.client), mock.pause, mock.resume
 
 
+def _left_behind() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "oncekey-leave-ship"]
+
+
 CASES = {"rabbitmq": _rabbitmq, "redis": _redis, "sqs": _sqs, "kafka": _kafka}
 
 
@@ -114,5 +118,7 @@ def test_a_stop_ends_a_consumer_whose_broker_is_frozen(name: str, kind: str, log
         stops[0]()
         thread.join(ENDS_S)
         assert not thread.is_alive(), "the consumer did not end"
+        thaw()
+        wait_until(lambda: not _left_behind(), "the broker was left when it answered again")
     assert any("ship: the broker does not answer" in line for line in log.lines)
     assert any("ship ends: it was stopped" in line for line in log.lines)

@@ -252,7 +252,7 @@ def test_a_delivery_key_is_refused_where_the_topic_has_no_identity(
     """The mock tells no topic ids to confluent-kafka; aiokafka never asks for them."""
     refused = pytest.raises(ConfigurationError, match="key='delivery'")
     with refused, consumers.running(print, key="delivery") as consumer:
-        wait_for(lambda: not consumer._is_running, "the consumer has ended")
+        wait_for(lambda: consumer._was_run and not consumer._is_running, "it has ended")
 
 
 @pytest.mark.soak  # shown on the real broker

@@ -38,6 +38,7 @@ from oncekey.queues.work_in_hand import Entry
 
 _FULL_WAIT_S: Final = 0.5  # while no more messages may be taken, the broker is met this often
 _log = logging.getLogger("oncekey")
+_leaving: set[asyncio.Task[None]] = set()  # a loop itself keeps no task alive
 
 
 class AsyncConsumer(ConsumerBase):
@@ -355,10 +356,13 @@ class AsyncConsumer(ConsumerBase):
         self._has_done.set()
         if self._settler is not None:
             await self._end_settling(self._settler, max(SETTLE_LAST_S, until - time.monotonic()))
-        leaver = asyncio.ensure_future(self._leave())
+        leaver = asyncio.create_task(self._leave())
         if not await _ended_within(leaver, LEAVE_LAST_S):
+            # It goes on while its loop does: a connection that nobody closes would be given
+            # messages again when the broker is back.
             self._tell_unanswered()
-            leaver.cancel()
+            _leaving.add(leaver)
+            leaver.add_done_callback(_leaving.discard)
 
     async def _end_settling(self, settler: asyncio.Task[None], seconds: float) -> None:
         await _ended_within(settler, seconds)

@@ -26,7 +26,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable, Settled
-from oncekey.queues.broker_faults import is_fault, reason_of
+from oncekey.queues.broker_faults import is_cancelled, is_fault, reason_of
 from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.kafka.aiokafka_redrive import redrive
@@ -58,6 +58,7 @@ from oncekey.queues.redrive import GoOn, to_the_end
 
 # What aiokafka calls the generation of a member that the group has put out.
 _NO_GENERATION: Final = -1
+CUT_OFF_S: Final = 1.0  # for the connections of a client that did not stop to close
 _log = logging.getLogger("oncekey")
 
 
@@ -130,11 +131,13 @@ class AiokafkaBroker:
         """Leave the group, after what is done was written and committed."""
         if self._poller is None:
             return
-        await self._stop_polling()
-        if self._writes:
-            await asyncio.wait(self._writes, timeout=FORWARD_TIMEOUT_S)
-        await self._commit(self._work.commits())
-        await self._stop_clients()
+        try:
+            await self._stop_polling()
+            if self._writes:
+                await asyncio.wait(self._writes, timeout=FORWARD_TIMEOUT_S)
+            await self._commit(self._work.commits())
+        finally:  # also if it is cancelled, since the brokers do not answer
+            await self._stop_clients()
 
     async def _drop(self) -> None:
         """Leave the group with clients that have failed. What they have under way is delivered
@@ -155,8 +158,13 @@ class AiokafkaBroker:
 
     async def _stop_clients(self) -> None:
         self._work.end(self._work.partitions)
-        # Together: a stop that is cut off, since no broker answers, has then begun for both.
-        await asyncio.gather(_stop(self._consumer), _stop(self._producer))
+        clients = (self._consumer, self._producer)
+        stopping = [asyncio.ensure_future(_stop(client)) for client in clients]
+        # Whoever was cancelled, since no broker answers, does not wait for them again.
+        await asyncio.wait(stopping, timeout=CUT_OFF_S if is_cancelled() else None)
+        for each in stopping:
+            each.cancel()
+        await asyncio.wait(stopping)
         self._poller = self._consumer = self._producer = None
 
     def _raise_trouble(self) -> None:
@@ -371,14 +379,15 @@ async def _stop(client: Any) -> None:
     if client is None:
         return
     inner = getattr(client, "_client", None) or client.client
-    for part in (client.stop, inner.close):
-        try:
-            await part()
-            return
-        except BaseException as error:
-            if not is_fault(error):
-                raise
-            _log.warning("a client of Kafka did not close: %s", reason_of(error))
+    try:
+        await client.stop()
+    except BaseException as error:
+        # If it was cancelled, its loop ends while the brokers do not answer, and nobody waits.
+        closing = asyncio.ensure_future(inner.close())
+        await asyncio.wait((closing,), timeout=CUT_OFF_S)
+        if not is_fault(error):
+            raise
+        _log.warning("a client of Kafka did not close: %s", reason_of(error))
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

@@ -140,8 +140,9 @@ class AsyncRedisStreamBroker:
             await self._drive(self.program.leave())
         except OncekeyError as error:
             _log.info("nothing is given back: %s", error)
-        if self._is_own:
-            await self._client.aclose()
+        finally:  # also if it is cancelled, since the server does not answer
+            if self._is_own:
+                await self._client.aclose()
 
     async def _drive(self, flow: Flow) -> Any:
         result = None

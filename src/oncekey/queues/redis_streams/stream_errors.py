@@ -13,8 +13,8 @@ from oncekey.queues.broker import BrokerUnavailable
 
 _NO_GROUP: Final = "NOGROUP"
 _CORRECTED: Final = {
-    "NOPERM": "the user lacks rights; it needs EVALSHA, EVAL, INFO and the commands of streams and "
-    "sorted sets for the stream's keys",
+    "NOPERM": "the user lacks rights; it needs EVALSHA, EVAL, INFO, GET, SET and the commands of "
+    "streams and sorted sets for the stream's keys",
     "NOAUTH": "the server wants a password; write it into the URL",
     "WRONGPASS": "the server refused the login; check user and password",
     "WRONGTYPE": "a key of the stream's names holds something else",
