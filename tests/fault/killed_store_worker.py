@@ -65,10 +65,11 @@ def kill_in(store: Any, switch: KillSwitch) -> Any:
         switch.after()
         return replies
 
-    def killing_bind(check: bytes, /) -> None:
+    def killing_bind(check: bytes, /) -> Any:
         switch.before("bind")
-        bind(check)
+        seen = bind(check)
         switch.after()
+        return seen
 
     store.apply, store.bind = killing_apply, killing_bind
     return store
@@ -84,10 +85,11 @@ def kill_in_async(store: Any, switch: KillSwitch) -> Any:
         switch.after()
         return replies
 
-    async def killing_bind(check: bytes, /) -> None:
+    async def killing_bind(check: bytes, /) -> Any:
         switch.before("bind")
-        await bind(check)
+        seen = await bind(check)
         switch.after()
+        return seen
 
     store.apply, store.bind = killing_apply, killing_bind
     return store

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oncekey.core.commands import Done, Finish
+from oncekey.core.commands import Claim, Done, Finish
+from oncekey.core.origin import operation_of
+from oncekey.queues.broker_identity import OPERATION
 
 
 class Effect(NamedTuple):
@@ -40,6 +42,20 @@ def note_effect(path: str | Path, order: object, attempt: Any) -> None:
     record = attempt._job.claim.id.hex()
     key = attempt.child_key("ship")
     append(path, f"effect {order} {key} {record} {attempt.fence} {os.getpid()}")
+
+
+class Bindings:
+    """The commands of the key that remembers which broker a consumer belongs to: they are of no
+    message, so nobody is killed at them, and their finishes are not noted."""
+
+    def __init__(self) -> None:
+        self._ids: set[bytes] = set()
+
+    def are(self, commands: Sequence[Any]) -> bool:
+        for command in commands:
+            if isinstance(command, Claim) and operation_of(command.label) == OPERATION:
+                self._ids.add(command.id)
+        return all(command.id in self._ids for command in commands)
 
 
 def note_finishes(path: str | Path, commands: Sequence[Any], replies: Sequence[Any]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.queues.effect_log import append, note_effect, note_finishes
+from tests.queues.effect_log import Bindings, append, note_effect, note_finishes
 
 from oncekey import Once, Policy
 from oncekey.engine.store_urls import blocking_store
@@ -80,9 +80,11 @@ def kill_at(wanted: str) -> Callable[[str], None]:
 
 
 def kill_in_store(store: Any, at: Callable[[str], None], log: str) -> Any:
-    apply = store.apply
+    apply, bindings = store.apply, Bindings()
 
     def killing_apply(commands: Sequence[Any], /) -> Any:
+        if bindings.are(commands):
+            return apply(commands)
         names = [type(command).__name__ for command in commands]
         for name in names:
             at(f"before {name}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fault.killed_store_worker import names_of
-from tests.queues.effect_log import note_finishes
+from tests.queues.effect_log import Bindings, note_finishes
 
 from oncekey.queues.disposition import Kind
 
@@ -40,9 +40,11 @@ def _verbs(commands: Sequence[Any]) -> list[str]:
 
 def kill_in_store(store: Any, switch: KillSwitch, log: Path) -> Any:
     """Have a store kill its process before or after it applies a claim or a finish."""
-    apply = store.apply
+    apply, bindings = store.apply, Bindings()
 
     def killing_apply(commands: Sequence[Any], /) -> Any:
+        if bindings.are(commands):
+            return apply(commands)
         verbs = _verbs(commands)
         for verb in verbs:
             switch.at(f"before {verb}")
@@ -57,9 +59,11 @@ def kill_in_store(store: Any, switch: KillSwitch, log: Path) -> Any:
 
 
 def kill_in_async_store(store: Any, switch: KillSwitch, log: Path) -> Any:
-    apply = store.apply
+    apply, bindings = store.apply, Bindings()
 
     async def killing_apply(commands: Sequence[Any], /) -> Any:
+        if bindings.are(commands):
+            return await apply(commands)
         verbs = _verbs(commands)
         for verb in verbs:
             switch.at(f"before {verb}")

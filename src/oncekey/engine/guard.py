@@ -88,6 +88,7 @@ def guarded(
     scope: str | Picker,
     request: Picker | None,
     codec: Any,
+    codec_of: Callable[..., Any],
     options: Mapping[str, Any],
     is_async: bool,
 ) -> Guarded:
@@ -112,6 +113,7 @@ def guarded(
     at = None
     if parameter is not None and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
         at = list(parameters).index("attempt")
+    codec = codec_of(fn, operation, codec, f"guard({operation!r})")
     return Guarded(fn, operation, key, scope, request, codec, options, wants, at)
 
 

@@ -97,9 +97,8 @@ def idempotent_task(
         def ship(order_id): ...
 
     `key`, `scope` and `request` are functions of the task's arguments; `options` are fields of
-    Policy. A task that acknowledges its message before it has run is refused, as soon as its app
-    is finalized.
-    """
+    Policy. A task that acknowledges its message before it runs is refused when its app is
+    finalized."""
     if not isinstance(once, Once):
         raise ConfigurationError(
             f"idempotent_task needs a Once, not a {type(once).__name__}: tasks are plain functions"

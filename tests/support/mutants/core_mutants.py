@@ -255,8 +255,8 @@ MORE = (
     ),
     _mutant(
         "x24", "an operator decides what has been decided", state_machine,
-        "        return _DONE if repeated else _LOST\n    if command.lease",
-        "        if repeated:\n            return _DONE\n    if command.lease",
+        "return _DONE if decided == (command.state, command.note, command.body) else _LOST\n",
+        "if decided == (command.state, command.note, command.body):\n            return _DONE\n",
         "an operator and a late owner", "I2",
     ),
     _mutant(

@@ -51,10 +51,10 @@ def redrive(name: str, most: int, parked: bool, id: str | None, yes: bool, as_js
     and nothing runs twice. Keys that have succeeded meanwhile are not run: their messages are
     removed. A message that fails again while the redrive runs is not moved by it once more.
 
-    With --parked the messages are moved whose outcome nobody knew. Decide their keys first, by
-    oncekey resolve: the message of a key that succeeded is then removed, that of a failed one
-    becomes a dead letter, and that of a key that was freed (oncekey release) is handled. One whose
-    key is not decided yet is parked again.
+    With --parked the messages are moved whose outcome nobody knew. Decide their keys first, with
+    `oncekey resolve`: the message of a key that succeeded is then removed, that of a failed one
+    becomes a dead letter, and that of a key that was freed is handled. One whose key is not decided
+    yet is parked again.
 
     Asks first. Without a terminal, or with --json, give --yes.
 

@@ -112,7 +112,8 @@ class AsyncOperations(OperationsBase):
                 key=key,
                 scope=scope,
                 request=request,
-                codec=self._jobs.codec_of(fn, operation, codec, f"guard({operation!r})"),
+                codec=codec,
+                codec_of=self._jobs.codec_of,
                 options=options,
                 is_async=True,
             )

@@ -111,7 +111,8 @@ class Operations(OperationsBase):
                 key=key,
                 scope=scope,
                 request=request,
-                codec=self._jobs.codec_of(fn, operation, codec, f"guard({operation!r})"),
+                codec=codec,
+                codec_of=self._jobs.codec_of,
                 options=options,
                 is_async=False,
             )

@@ -210,8 +210,7 @@ class AiokafkaBroker:
                 max_request_size=FORWARD_MAX_BYTES,
             )
             consumer = AIOKafkaConsumer(
-                **{
-                    # How long a revocation may take is the client's to say; Kafka's own choice.
+                **{  # how long a revocation may take is the client's to say; Kafka's own choice
                     "rebalance_timeout_ms": self._config.get(
                         "max_poll_interval_ms", int(MAX_POLL_INTERVAL_S * 1000)
                     ),
@@ -222,8 +221,7 @@ class AiokafkaBroker:
                 }
             )
         except (TypeError, ValueError) as error:
-            if producer is not None:  # else it would warn that nobody has stopped it
-                await _stop(producer)
+            await _stop(producer)
             raise ConfigurationError(f"config= is not what aiokafka takes: {error}") from error
         return producer, consumer
 
@@ -367,7 +365,7 @@ class AiokafkaBroker:
         self._work.end(names)
 
     def _is_put_out(self) -> bool:
-        """True if the group has put this member out. aiokafka has no callback for it; where a later
+        """True if the group has put this member out, for which aiokafka has no callback. If a later
         release hides the generation, the broker refuses the commit itself."""
         coordinator = getattr(self._consumer, "_coordinator", None)
         return bool(getattr(coordinator, "generation", 0) == _NO_GENERATION)
