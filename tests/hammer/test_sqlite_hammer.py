@@ -29,7 +29,6 @@ def test_the_hammer_finds_no_violation_on_sqlite(
         plan = HammerPlan(url, seconds=60, seed=seed)
     counts = run_safely("SQLite", plan, capsys)
     assert counts["claims"]
-    assert counts["store errors"] == 0
 
 
 @pytest.mark.soak

@@ -14,6 +14,8 @@ from tests.support.chaos.chaos_history import Event
 from tests.support.chaos.chaos_plan import ChaosOptions
 from tests.support.chaos.payment_names import GROUP, operation_id, queue_id
 
+from oncekey.queues.broker_identity import OPERATION as BROKER_OPERATION
+
 GRANTS: Final = ("claimed", "takeover")
 SUCCESS: Final = 201
 _TAG_CHARS: Final = 12
@@ -138,6 +140,8 @@ def read_history(events: Iterable[Event]) -> RunHistory:
         elif kind == "event":
             engine_events.append(event)
         elif kind == "record":
+            if event["operation"].startswith(BROKER_OPERATION):
+                continue  # which broker a consumer belongs to; no operation of the run
             operation = run.operation(_id_of_record(event))
             operation.record = event
             by_tag[event["record"][:_TAG_CHARS]] = operation
