@@ -27,7 +27,8 @@ def key_of(order: str, cents: int = 5) -> str:
 
 def look(fn: Any, *, is_async: bool = False, **changes: Any) -> Guarded:
     options = {"key": key_of, "scope": "", "request": None, **changes}
-    return guarded(fn, "charge", codec=None, options={}, is_async=is_async, **options)
+    codec: dict[str, Any] = {"codec": None, "codec_of": lambda *given: None}
+    return guarded(fn, "charge", options={}, is_async=is_async, **codec, **options)
 
 
 @pytest.mark.parametrize(
