@@ -80,7 +80,7 @@ def _check_connections(pool: type[HTTPConnectionPool]) -> None:
     connection: type = pool.ConnectionCls
     if not issubclass(connection, http.client.HTTPConnection):
         raise ConfigurationError(
-            f"the module urllib3 that is installed here does not use "
+            "the module urllib3 that is installed here does not use "
             "http.client, which IdempotentAdapter needs to tell whole responses from cut ones; "
             "urllib3-future is such a replacement. Uninstall it and install urllib3 again "
             "(pip install --force-reinstall urllib3), or use oncekey's transport for httpx"
