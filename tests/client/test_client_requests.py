@@ -17,7 +17,9 @@ from tests.client.clients import open_client
 from tests.client.fake_retry_clock import FakeRetryClock
 from tests.client.scripted_server import Respond, scripted_server
 from urllib3 import exceptions as below
+from urllib3.connectionpool import HTTPConnectionPool
 
+from oncekey import ConfigurationError
 from oncekey.client import (
     IdempotentAdapter,
     RetriesExhausted,
@@ -148,3 +150,14 @@ def test_a_response_keeps_its_delivery_in_a_pickle() -> None:
     again = pickle.loads(pickle.dumps(response))
     assert delivery_of(again) == delivery_of(response) is not None
     assert again.content == b"done"
+
+
+def test_urllib3_that_does_not_use_http_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """urllib3-future takes urllib3's place, and each request would fail after it was sent."""
+
+    class Connection:
+        """A connection of another kind."""
+
+    monkeypatch.setattr(HTTPConnectionPool, "ConnectionCls", Connection)
+    with pytest.raises(ConfigurationError, match="urllib3-future"):
+        IdempotentAdapter()

@@ -91,6 +91,34 @@ def test_400_of_a_rest_serializer_is_stored(app: ServedApp) -> None:
     assert "cents" in json.loads(first.body)
 
 
+@pytest.mark.parametrize("refused", [{"cents": 0}, b"{no JSON"], ids=["invalid", "malformed"])
+def test_rest_view_that_refuses_before_it_acts_frees_its_key(app: ServedApp, refused: Any) -> None:
+    key = app.fresh_key()
+    answers = [app.post("/generic-orders", key, refused) for _ in range(2)]
+    assert [(one.status, is_replay(one)) for one in answers] == [(400, False)] * 2
+    assert app.effects() == 0
+    assert [is_replay(app.post("/generic-orders", key, {"cents": 5})) for _ in "12"] == [
+        False,
+        True,
+    ]
+    assert app.effects("orders") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/generic-orders", {"cents": 13}), ("/own-orders", {})]
+)
+def test_400_of_a_rest_view_that_acted_is_stored(app: ServedApp, path: str, body: Any) -> None:
+    first, again = twice(app, path, body)
+    assert (first.status, is_replay(again), app.effects()) == (400, True, 1)
+
+
+def test_rest_view_may_say_that_it_did_nothing(app: ServedApp) -> None:
+    key = app.fresh_key()
+    answers = [app.post("/function", key, {"free": 1}) for _ in range(2)]
+    assert [(one.status, is_replay(one)) for one in answers] == [(400, False)] * 2
+    assert [is_replay(app.post("/function", key, {})) for _ in "12"] == [False, True]
+
+
 def test_i15_rest_authentication_and_throttles_run_before_the_claim(app: ServedApp) -> None:
     key = app.fresh_key()
     app.post("/payments", key, {"cents": 5})

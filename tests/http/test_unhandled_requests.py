@@ -7,6 +7,7 @@ handler that did something and then responded with 404 or 422 never runs again.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,13 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.exceptions import RequestValidationError
 from flask import Flask, abort, request
 from litestar import Litestar, post
-from litestar.exceptions import NotFoundException, ValidationException
+from litestar import Request as LitestarRequest
+from litestar.exceptions import (
+    ClientException,
+    NotFoundException,
+    SerializationException,
+    ValidationException,
+)
 from litestar.params import JSONBody
 from pydantic import BaseModel
 from quart import Quart
@@ -29,12 +36,14 @@ from starlette.routing import Mount, Route
 from tests.http.app_server import ServedApp, serve_app
 from tests.support.servers import require
 from tests.support.servers.http_servers import Gunicorn
+from werkzeug.exceptions import BadRequest
 from werkzeug.test import Client
 
 from oncekey import AsyncOnce, Once
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.asgi import leave_unstored as leave_scope_unstored
 from oncekey.http.fastapi import install
+from oncekey.http.flask import Idempotency, idempotent
 from oncekey.http.wsgi import IdempotencyWSGI, leave_unstored
 
 RAN: list[str] = []
@@ -254,6 +263,102 @@ def test_response_of_a_handler_is_stored(name: str, path: str, status: int) -> N
     assert [send(path, "k") for _ in range(2)] == [(status, False), (status, True)]
     assert len(RAN) == 1
     assert send("/pay", "k", {"cents": 5})[0] == 422
+
+
+def test_malformed_json_frees_the_key_in_litestar() -> None:
+    app = guarded(litestar())
+
+    async def send(path: str, body: bytes) -> int:
+        headers = {"Idempotency-Key": "k", "Content-Type": "application/json"}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://x"
+        ) as client:
+            return (await client.post(path, content=body, headers=headers)).status_code
+
+    RAN.clear()
+    assert [asyncio.run(send("/pay", body)) for body in (b"{no", b"{no", b"{}")] == [400, 400, 201]
+    assert RAN == ["pay"]
+
+
+def test_litestar_handler_that_finds_malformed_json_itself_is_stored() -> None:
+    @post("/own")
+    async def own(request: LitestarRequest[Any, Any, Any]) -> Any:
+        ran("own")
+        try:
+            return await request.json()
+        except SerializationException as error:
+            raise ClientException from error
+
+    app = Litestar([own], openapi_config=None, logging_config=None)
+    send = sender_to_asgi(guarded(app))
+    RAN.clear()
+    headers = {"Content-Type": "application/json", "Idempotency-Key": "k"}
+
+    async def malformed() -> httpx.Response:
+        transport = httpx.ASGITransport(guarded_app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.post("/own", content=b"{no", headers=headers)
+
+    guarded_app = guarded(app)
+    answers = [asyncio.run(malformed()) for _ in range(2)]
+    assert ["x-idempotency-replayed" in one.headers for one in answers] == [False, True]
+    assert RAN == ["own"]
+    assert send("/own", "other", {})[0] == 201
+
+
+def test_decorated_flask_view_may_say_that_it_did_nothing() -> None:
+    """What it refuses by itself is stored else, because it may have done anything before."""
+    app = Flask("x")
+    Idempotency(app, once=Once("memory://"), caller=lambda: "me", close=False)
+
+    @app.post("/pay")
+    @idempotent()
+    def pay() -> Any:
+        ran("pay")
+        try:
+            return request.get_json(), 201
+        except BadRequest:
+            if "free" in request.args:
+                leave_unstored(request)
+            raise
+
+    def send(path: str, key: str, body: str) -> tuple[int, bool]:
+        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+        response = app.test_client().post(path, data=body, headers=headers, buffered=True)
+        return response.status_code, "X-Idempotency-Replayed" in response.headers
+
+    assert [send("/pay", "k", "{no") for _ in range(2)] == [(400, False), (400, True)]
+    assert send("/pay", "k", "{}")[0] == 422
+    assert [send("/pay?free", "f", "{no") for _ in range(2)] == [(400, False), (400, False)]
+    assert [send("/pay", "f", "{}") for _ in range(2)] == [(201, False), (201, True)]
+
+
+def test_validation_above_the_guard_of_a_flask_view_claims_nothing() -> None:
+    app = Flask("x")
+    Idempotency(app, once=Once("memory://"), caller=lambda: "me", close=False)
+
+    def validated(view: Any) -> Any:
+        @functools.wraps(view)
+        def call() -> Any:
+            if "cents" not in request.get_json():
+                abort(400)
+            return view()
+
+        return call
+
+    @app.post("/pay")
+    @validated
+    @idempotent()
+    def pay() -> Any:
+        return ran("pay"), 201
+
+    client = app.test_client()
+    RAN.clear()
+    statuses = [
+        client.post("/pay", json=body, headers={"Idempotency-Key": "k"}, buffered=True).status_code
+        for body in ({}, {"cents": 5}, {"cents": 5}, {"cents": 6})
+    ]
+    assert (statuses, RAN) == ([400, 201, 201, 422], ["pay"])
 
 
 def test_unknown_framework_stores_all_but_leave_unstored() -> None:

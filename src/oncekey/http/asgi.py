@@ -28,11 +28,11 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
 from oncekey.http.asgi_messages import (
-    close_header,
     has_key_line,
     headers_of,
     request_of,
     send_response,
+    send_unread,
 )
 from oncekey.http.buffered_run import AttemptRun
 from oncekey.http.exchange import (
@@ -242,7 +242,7 @@ class GuardedRequest:
         if not self._reader.is_whole:
             if read is ReadResult.TOO_LARGE:
                 too_large = exchange.too_large(rule)
-                await send_response(self._send, too_large, close_header(self._scope))
+                await send_unread(self._send, too_large, self._scope, self._reader)
             return
         request = request_of(self._scope, self._headers, self._reader.body)
         if is_slow_to_compare(request):
@@ -260,9 +260,10 @@ class GuardedRequest:
         behind it; after one that is too large to be read the connection ends."""
         is_read = not self._exchange.declared_too_large(self._rule, self._headers)
         read = await self._reader.read(keep=False) if is_read else ReadResult.TOO_LARGE
-        if read is not ReadResult.GONE:
-            is_last = read is ReadResult.TOO_LARGE
-            await send_response(self._send, response, close_header(self._scope) if is_last else ())
+        if read is ReadResult.TOO_LARGE:
+            await send_unread(self._send, response, self._scope, self._reader)
+        elif read is not ReadResult.GONE:
+            await send_response(self._send, response)
 
     async def _run_once(self, arguments: RunArguments) -> None:
         guard = self._guard

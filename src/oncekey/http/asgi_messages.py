@@ -20,12 +20,14 @@ from oncekey.http.message import (
     Send,
     headers_by_name,
 )
-from oncekey.http.request_body import Body
+from oncekey.http.request_body import Body, BodyReader
 from oncekey.http.request_origin import route_names
 from oncekey.http.rules import READ_HEADERS
 
 _CLOSE: Final[Headers] = ((b"connection", b"close"),)
 _HEADER_LENGTH: Final = len(HEADER)
+# What is read at most of a body that is too large, where other requests are on its connection.
+UNREAD_MAX_BYTES: Final = 16 * 1024 * 1024
 _QUESTION_MARK: Final = ord("?")  # a byte is found faster than bytes
 
 
@@ -78,7 +80,12 @@ def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Req
     return Request(scope["method"], path, query, headers, body, template, name)
 
 
-def close_header(scope: Scope) -> Headers:
-    """For a response to a request that was not read to its end: the connection ends with it. From
-    HTTP/2 on there is no such header, and a single request can be ended."""
-    return _CLOSE if str(scope.get("http_version", "1.1")).startswith("1") else ()
+async def send_unread(send: Send, response: Response, scope: Scope, reader: BodyReader) -> None:
+    """Send the response to a request that was not read to its end. In HTTP/1 the connection ends
+    with it. From HTTP/2 on other requests are on the connection, and some servers stop reading all
+    of them for what is not read of one: so more of it is read, and thrown away."""
+    if str(scope.get("http_version", "1.1")).startswith("1"):
+        await send_response(send, response, _CLOSE)
+        return
+    await reader.discard(UNREAD_MAX_BYTES)
+    await send_response(send, response)

@@ -74,12 +74,25 @@ _warned: WeakSet[Any] = WeakSet()
 _covered: WeakSet[asyncio.AbstractEventLoop] = WeakSet()  # loops that `draining()` is used in
 
 
+def require_asyncio() -> None:
+    """Raise ConfigurationError on an event loop of another kind, such as Trio's."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "oncekey's guards for ASGI need asyncio, and this server runs the app on another event "
+            "loop, such as Trio's: start it with one of asyncio, as `hypercorn --worker-class "
+            "asyncio` does"
+        ) from None
+
+
 def note_request(guard: Drainable, scope: Scope) -> None:
     """Called when a guard gets a request. Remembers a guard that gets no lifespan events, and logs
     a warning if nobody else will wait for its requests."""
     root_path = scope.get("root_path")
     if guard.lifespans or (guard.is_noted and not root_path):
         return
+    require_asyncio()
     guard.is_noted = True
     _without_lifespan.add(guard)
     if not root_path or guard in _warned:
@@ -128,13 +141,15 @@ async def run_lifespan(
     async def receive_event() -> Message:
         nonlocal is_acquired
         message = await receive()
-        if message["type"] == "lifespan.startup" and engine is not None:
+        if message["type"] == "lifespan.startup":
             try:
-                acquire_engines(engine)
+                require_asyncio()
+                if engine is not None:
+                    acquire_engines(engine)
             except ConfigurationError as error:
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
                 raise
-            is_acquired = True
+            is_acquired = engine is not None
         elif message["type"] == "lifespan.shutdown":
             await guard.drain()
             await drain_mounted()

@@ -178,6 +178,7 @@ class BodyReader:
     is_whole = False
     is_given = False
     _size = 0
+    _has_more = True  # of a body that is too large
     _passed_on = 0  # bytes that `pass_on` has given to the app
     _parts: Iterator[bytes] | None = None  # of the rest, once the app asks for it
     _next = b""
@@ -198,12 +199,21 @@ class BodyReader:
             chunk = message.get("body") or b""
             self._size += len(chunk)
             if self._size > self._max_bytes:
+                self._has_more = message.get("more_body", False)
                 return ReadResult.TOO_LARGE
             if keep:
                 self.body = extended(self.body, chunk)
             if not message.get("more_body", False):
                 self.is_whole = keep
                 return _WHOLE
+
+    async def discard(self, max_bytes: int) -> None:
+        """Read so many more bytes at most of a body that is too large, and keep nothing."""
+        while self._has_more and max_bytes > 0:
+            message = await self._receive()
+            is_gone = message["type"] == "http.disconnect"
+            self._has_more = not is_gone and message.get("more_body", False)
+            max_bytes -= len(message.get("body") or b"")
 
     async def pass_on(self) -> MutableMapping[str, Any] | ReadResult:
         """The client's next message, for an app that reads the body before we do. It is kept."""
@@ -212,6 +222,7 @@ class BodyReader:
             return ReadResult.GONE
         chunk = message.get("body") or b""
         if self._size + len(chunk) > self._max_bytes:
+            self._has_more = message.get("more_body", False)
             return ReadResult.TOO_LARGE
         self._size += len(chunk)
         self.body = extended(self.body, chunk)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from types import FrameType
 from typing import Any, Final
 
 UNSTORED: Final = "oncekey.unstored"  # in a scope or environ: a list of the marks below
@@ -30,6 +29,16 @@ _REJECTING: Final = frozenset(
     }
 )
 _DEPENDENCIES: Final = ("fastapi.dependencies.utils", "solve_dependencies")
+_LITESTAR_BEFORE: Final = ("litestar._asgi", "litestar._kwargs", "litestar._signature")
+_LITESTAR_ROUTES: Final = ("litestar.routes",)
+_LITESTAR_PARSING: Final = ("litestar._kwargs", "litestar.serialization", "msgspec")
+# What the REST framework's own views call, before they do anything, to parse and to validate.
+_REST_VIEWS: Final = (("rest_framework.mixins", "create"), ("rest_framework.mixins", "update"))
+_REST_VALIDATION: Final = (
+    ("rest_framework.serializers", "is_valid"),
+    ("rest_framework.request", "data"),
+)
+_REST_PACKAGES: Final = frozenset({"rest_framework", "django", "oncekey", "functools"})
 _FRAMEWORK_PACKAGES: Final = frozenset({"starlette", "fastapi", "anyio", "contextlib", "oncekey"})
 
 
@@ -115,21 +124,36 @@ class _WatchedHandlers:
 def is_raised_before_handler(error: BaseException) -> bool:
     """Whether a router, FastAPI itself or a dependency raised it, before the endpoint ran."""
     last = ("", "")
-    for frame in _frames(error):
-        module = str(frame.f_globals.get("__name__", ""))
-        last = (module, frame.f_code.co_name)
+    for last in _functions(error):
         if last == _DEPENDENCIES:
             return True
-        if module.partition(".")[0] not in _FRAMEWORK_PACKAGES:
+        if last[0].partition(".")[0] not in _FRAMEWORK_PACKAGES:
             return False  # code of the app, which may have done anything
     return last in _REJECTING
 
 
-def _frames(error: BaseException) -> Iterator[FrameType]:
+def _functions(error: BaseException) -> Iterator[tuple[str, str]]:
+    """The functions that an error came through, by module and name, the innermost last."""
     trace = error.__traceback__
     while trace is not None:
-        yield trace.tb_frame
+        frame = trace.tb_frame
+        yield str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
         trace = trace.tb_next
+
+
+# --- Django REST framework ----------------------------------------------------------------------
+
+
+def is_raised_by_rest_validation(error: BaseException) -> bool:
+    """Whether a view of the REST framework's own, such as that of CreateModelMixin, could not parse
+    or validate its request. A method of the app's that does so may have done anything before."""
+    functions = _functions(error)
+    for function in functions:
+        if function in _REST_VIEWS:
+            return next(functions, None) in _REST_VALIDATION
+        if function[0].partition(".")[0] not in _REST_PACKAGES:
+            return False
+    return False
 
 
 # --- Litestar, Quart and Flask ------------------------------------------------------------------
@@ -152,12 +176,22 @@ def watch_frameworks(layers: Iterable[Any]) -> None:
 
 async def _litestar_raised(error: Exception, scope: Any) -> None:
     """Mark the request if only code of Litestar's own raised the error: in routing, or when it
-    parsed and validated the arguments of a handler."""
-    modules = [str(frame.f_globals.get("__name__", "")) for frame in _frames(error)]
-    is_own = all(module.partition(".")[0] in ("litestar", "msgspec") for module in modules)
-    before = ("litestar._asgi", "litestar._kwargs", "litestar._signature")
-    if is_own and modules and modules[-1].startswith(before):
+    parsed and validated the arguments of a handler. An error about malformed JSON is raised where
+    handlers are called, because of one that was raised in parsing."""
+    parsing = error.__cause__
+    if _is_raised_by_litestar(error, _LITESTAR_BEFORE) or (
+        parsing is not None
+        and _is_raised_by_litestar(error, _LITESTAR_ROUTES)
+        and _is_raised_by_litestar(parsing, _LITESTAR_PARSING)
+    ):
         _mark_unhandled(scope)
+
+
+def _is_raised_by_litestar(error: BaseException, where: tuple[str, ...]) -> bool:
+    """Whether only code of Litestar's own raised the error, in one of these modules."""
+    modules = [module for module, _ in _functions(error)]
+    is_own = all(module.partition(".")[0] in ("litestar", "msgspec") for module in modules)
+    return is_own and bool(modules) and modules[-1].startswith(where)
 
 
 async def _quart_finished(app: Any, **_: Any) -> None:

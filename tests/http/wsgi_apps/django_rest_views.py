@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from django.urls import path
+from django.utils.decorators import method_decorator
 from rest_framework import serializers
 from rest_framework.decorators import action, api_view
 from rest_framework.exceptions import NotFound
+from rest_framework.mixins import CreateModelMixin
 from rest_framework.response import Response
 from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
-from rest_framework.viewsets import ViewSet
+from rest_framework.viewsets import GenericViewSet, ViewSet
 from tests.http.wsgi_apps import handlers
 
 from oncekey.http.django import attempt_of, idempotent
+from oncekey.http.wsgi import leave_unstored
 
 
 class Throttled(BaseThrottle):  # type: ignore[misc]
@@ -40,6 +43,28 @@ class Payments(APIView):  # type: ignore[misc]
         return Response(body, 201, headers={"Location": f"/payments/{number}"})
 
 
+@method_decorator(idempotent(), name="create")
+class Orders(CreateModelMixin, GenericViewSet):  # type: ignore[misc]
+    """The framework's own view: it validates before it calls the app."""
+
+    serializer_class = Payment
+
+    def perform_create(self, serializer: Any) -> None:
+        handlers.effect("orders")
+        if serializer.validated_data["cents"] == 13:
+            raise serializers.ValidationError("of the app's own")
+
+
+class OwnOrders(Orders):
+    """The app's method around it may have done anything."""
+
+    @idempotent()
+    def create(self, request: Any) -> Response:
+        handlers.effect("own orders")
+        response: Response = super().create(request)
+        return response
+
+
 class Refunds(ViewSet):  # type: ignore[misc]
     @idempotent()
     def create(self, request: Any) -> Response:
@@ -56,6 +81,9 @@ class Refunds(ViewSet):  # type: ignore[misc]
 @idempotent()
 def function(request: Any) -> Response:
     handlers.effect("function")
+    if request.data.get("free"):
+        leave_unstored(request)
+        return Response({"sent": request.data}, 400)
     if request.data.get("fail"):
         raise ValueError("s3cret")
     return Response({"sent": request.data})
@@ -66,4 +94,6 @@ urls = [
     path("refunds", Refunds.as_view({"post": "create"})),
     path("refunds/lost", Refunds.as_view({"post": "lost"})),
     path("function", function),
+    path("generic-orders", Orders.as_view({"post": "create"})),
+    path("own-orders", OwnOrders.as_view({"post": "create"})),
 ]

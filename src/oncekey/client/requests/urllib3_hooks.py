@@ -14,6 +14,8 @@ from typing import Any
 import urllib3
 from urllib3.connectionpool import HTTPConnectionPool
 
+from oncekey.core.errors import ConfigurationError
+
 
 class TryTimeout(urllib3.Timeout):
     """The timeouts of one try. Its `total` also limits the wait for a free connection."""
@@ -72,9 +74,24 @@ def _hooked(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
     return type(pool.__name__, (_PoolTimeoutMixin, pool), {"ConnectionCls": connection})
 
 
+def _check_connections(pool: type[HTTPConnectionPool]) -> None:
+    """Raise ConfigurationError if the responses of a pool are not those of http.client, as with
+    urllib3-future: every request would be carried out, and then fail in this client."""
+    connection: type = pool.ConnectionCls
+    if not issubclass(connection, http.client.HTTPConnection):
+        raise ConfigurationError(
+            "the module urllib3 that is installed here does not use "
+            "http.client, which IdempotentAdapter needs to tell whole responses from cut ones; "
+            "urllib3-future is such a replacement. Uninstall it and install urllib3 again "
+            "(pip install --force-reinstall urllib3), or use oncekey's transport for httpx"
+        )
+
+
 def install_hooks(manager: urllib3.PoolManager) -> None:
     """Make the manager use these classes for all pools that it makes from now on."""
     classes: dict[str, type[HTTPConnectionPool]] = manager.pool_classes_by_scheme
+    for pool in classes.values():
+        _check_connections(pool)
     manager.pool_classes_by_scheme = {
         scheme: pool if issubclass(pool, _PoolTimeoutMixin) else _hooked(pool)  # type: ignore[arg-type]
         for scheme, pool in classes.items()

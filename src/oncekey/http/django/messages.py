@@ -7,6 +7,8 @@ its stream is read. Knows Django REST framework by its attributes only.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +24,7 @@ from oncekey.http.canonical_body import UnreadableBody
 from oncekey.http.message import Headers, Request, RequestHeaders, Response
 from oncekey.http.rules import Rule
 from oncekey.http.sync_response_buffer import SyncResponseBuffer
+from oncekey.http.unhandled_requests import UNSTORED
 from oncekey.http.wsgi_body import CUT_SHORT, declared_length
 
 
@@ -98,6 +101,20 @@ def request_of(request: Any, headers: RequestHeaders, body: bytes) -> Request:
     match = getattr(base, "resolver_match", None)  # None before the URL was resolved
     template, name = ("/" + match.route, match.view_name) if match is not None else ("", "")
     return Request(base.method, path, query, headers, body, template, name)
+
+
+@contextmanager
+def unstored_marks(request: Any) -> Iterator[list[int]]:
+    """The marks that `leave_unstored` puts on a request meanwhile."""
+    base = django_request(request)
+    marked = getattr(base, "scope", base.META)  # the scope of ASGI, or the environ
+    outer = marked.get(UNSTORED)
+    marks: list[int] = []
+    marked[UNSTORED] = marks
+    try:
+        yield marks
+    finally:
+        marked[UNSTORED] = outer
 
 
 class DjangoResponse(SyncResponseBuffer):

@@ -32,6 +32,7 @@ from oncekey.http.django.messages import (
     paths_of,
     rendered,
     request_of,
+    unstored_marks,
 )
 from oncekey.http.django.served_views import VIEWS
 from oncekey.http.django.settings import (
@@ -46,6 +47,7 @@ from oncekey.http.policy_page import is_policy_page, page_with_entries
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
 from oncekey.http.sync_request import FreshResponse
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
+from oncekey.http.unhandled_requests import is_raised_by_rest_validation, is_unstored
 from oncekey.http.wsgi import has_unguarded_key, text_headers
 
 _ATTEMPT: Final = "oncekey_attempt"
@@ -205,8 +207,10 @@ def respond(
     def call_app(attempt: Attempt | None) -> DjangoResponse:
         setattr(django_request(request), _ATTEMPT, attempt)
         try:
-            response = DjangoResponse(call())
-            response.unhandled = getattr(response.final, _UNHANDLED, False)
+            with unstored_marks(request) as marks:
+                response = DjangoResponse(call())
+            is_unhandled = getattr(response.final, _UNHANDLED, False)
+            response.unhandled = is_unhandled or is_unstored(marks, response.status)
             return response
         finally:
             setattr(django_request(request), _ATTEMPT, None)
@@ -305,5 +309,7 @@ def _rest_call(request: Any, call: Callable[[], Any]) -> Any:
         response = call()
     except Exception as error:
         response = view.handle_exception(error)  # raises the error again if it is not an API error
+        if is_raised_by_rest_validation(error):
+            setattr(response, _UNHANDLED, True)
     response = view.finalize_response(request, response, *view.args, **view.kwargs)
     return rendered(response)

@@ -16,7 +16,7 @@ from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.results import Result
-from oncekey.http.asgi_messages import close_header, headers_of, request_of, send_response
+from oncekey.http.asgi_messages import headers_of, request_of, send_response, send_unread
 from oncekey.http.buffered_run import HandlerRun
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
@@ -138,7 +138,8 @@ class RouteRequest:
     async def _respond(self) -> None:
         rule, exchange = self._guard.rule, self._exchange
         if exchange.declared_too_large(rule, self._headers):
-            await send_response(self._send, exchange.too_large(rule), close_header(self._scope))
+            too_large = exchange.too_large(rule)
+            await send_unread(self._send, too_large, self._scope, self._reader)
             return
         try:
             self._run.start(self._handle())
@@ -228,7 +229,7 @@ class RouteRequest:
         too_large = self._exchange.too_large(self._guard.rule)
         self._decision.set(too_large)  # for a call that is pending or still comes
         if read is ReadResult.TOO_LARGE:
-            await send_response(self._send, too_large, close_header(self._scope))
+            await send_unread(self._send, too_large, self._scope, self._reader)
 
     async def _send_reply(self, response: Response) -> None:
         """Through the handler while the call is pending; past it when the endpoint has run."""

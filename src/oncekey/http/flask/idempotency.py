@@ -44,6 +44,7 @@ from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
 from oncekey.http.sync_request import FreshResponse, SyncGuard
 from oncekey.http.sync_response_buffer import SyncResponseBuffer
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
+from oncekey.http.unhandled_requests import UNSTORED, is_unstored
 from oncekey.http.wsgi_body import Environ
 
 P = ParamSpec("P")
@@ -246,14 +247,16 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
         return flask_response(body)
 
     def call_app(attempt: Attempt | None) -> _FlaskResponse:
-        environ[ATTEMPT] = attempt
+        marks: list[int] = []
+        environ.update({ATTEMPT: attempt, UNSTORED: marks})
         try:
             response = _FlaskResponse(_final_response(call))
             if attempt is not None:
                 response.end_request(rule.max_response)
+            response.unhandled = is_unstored(marks, response.status)
             return response
         finally:
-            del environ[ATTEMPT]
+            del environ[ATTEMPT], environ[UNSTORED]
 
     key, caller = admitted
     sent = wsgi.request_of(environ, headers, body)
