@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable, Coroutine
@@ -36,6 +37,8 @@ class Process:
         self.store = EtcdStore(etcd().addresses.split(","), prefix=prefix, **options)
         self.calls: list[str] = []
         self.run(self._count_calls)
+        if clock is not None:
+            self.run(self._rest)
 
     def run(self, work: Callable[[ClusterStore], Coroutine[Any, Any, T]]) -> T:
         """Run something on the store's event loop."""
@@ -49,6 +52,12 @@ class Process:
             return await real(name, request, end)
 
         cluster.members.call = call  # type: ignore[method-assign]
+
+    @staticmethod
+    async def _rest(cluster: ClusterStore) -> None:
+        """Put a task that does nothing in the place of the background work, which follows the real
+        clock: it would come in between two lines of a test. Tests call its parts by name."""
+        cluster._beats = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
 
     def send(self, command: Command) -> Reply:
         (reply,) = self.store.apply([command])
