@@ -19,6 +19,7 @@ from oncekey.dashboard.access import SIGN_IN_SECONDS, Access, TooManyTries
 from oncekey.dashboard.dashboard_keys import keys_of
 from oncekey.dashboard.live_rates import LiveRates, RateCurve
 from oncekey.dashboard.page_request import DashboardOptions, PageRequest, base_of, render
+from oncekey.dashboard.parked_messages import AnyConsumer, checked_consumers, return_parked
 from oncekey.dashboard.request_checks import (
     Refused,
     check_head,
@@ -59,6 +60,7 @@ class Dashboard:
     by             the name that decisions are noted under, if the form is not to ask for it
     hosts          the host names it is served under; None for any
     stuck_after    from when on a pending key is shown as stuck
+    consumers      consumers of queues, which do not run here: their parked messages can be returned
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Dashboard:
         by: str = "",
         hosts: Sequence[str] | None = None,
         stuck_after: Duration = STUCK_AFTER_DEFAULT,
+        consumers: Sequence[AnyConsumer] = (),
     ) -> None:
         if not by.isprintable() or len(by) > decision_form.OPERATOR_MAX_CHARS:
             most = decision_form.OPERATOR_MAX_CHARS
@@ -83,6 +86,7 @@ class Dashboard:
         self._access = Access(token)
         self._authenticate = authenticate
         self._hosts = None if hosts is None else tuple(host.lower() for host in hosts)
+        self._consumers = checked_consumers(consumers)
         self._keys = keys_of(store)
         calls = LiveRates()
         self._calls = calls if self._keys.subscribe(calls) else None
@@ -152,6 +156,7 @@ class Dashboard:
             get("/keys/{id}", key_page.key),
             post("/keys/{id}/confirm", decision_form.confirm),
             post("/keys/{id}/decide", decision_form.decide),
+            post("/consumers/{number}/return", return_parked),
             Route(_SIGN_IN, self._sign_in_page),
             Route(_SIGN_IN, self._sign_in, methods=["POST"]),
             Route(_SIGN_OUT, self._sign_out, methods=["POST"]),
@@ -220,6 +225,7 @@ class Dashboard:
             form=form,
             calls=self._calls,
             curve=self._curve,
+            consumers=self._consumers,
         )
 
     async def _static_file(self, request: Request) -> Response:
