@@ -84,7 +84,12 @@ def test_a_parked_message_is_an_event() -> None:
             "ship", "o1", lambda attempt: exit(1), scope="ship/orders", request=b'{"id": "o1"}'
         )
     with Once(store) as once:
-        once.subscribe(lambda event: event.operation == "ship" and seen.append(event.kind))
+
+        def note(event: Event) -> None:
+            if event.operation == "ship":
+                seen.append(event.kind)
+
+        once.subscribe(note)
         handled(once, '{"id": "o1"}')
     assert seen == [EventKind.UNKNOWN, EventKind.PARKED]
 
