@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oncekey.core.commands import Done, Finish
+from oncekey.core.commands import Claim, Done, Finish
+from oncekey.queues.broker_identity import OPERATION
 
 
 class Effect(NamedTuple):
@@ -42,10 +43,20 @@ def note_effect(path: str | Path, order: object, attempt: Any) -> None:
     append(path, f"effect {order} {key} {record} {attempt.fence} {os.getpid()}")
 
 
+_of_brokers: set[bytes] = set()  # the keys that remember a broker, claimed by this process
+
+
+def is_of_a_message(command: Any) -> bool:
+    """False for what a consumer does at its start, with the key that remembers its broker."""
+    if isinstance(command, Claim) and command.label.startswith(OPERATION):
+        _of_brokers.add(command.id)
+    return getattr(command, "id", None) not in _of_brokers
+
+
 def note_finishes(path: str | Path, commands: Sequence[Any], replies: Sequence[Any]) -> None:
-    """Note those of the commands that finished a key."""
+    """Note those of the commands that finished the key of a message."""
     for command, reply in zip(commands, replies, strict=True):
-        if isinstance(command, Finish) and isinstance(reply, Done):
+        if isinstance(command, Finish) and isinstance(reply, Done) and is_of_a_message(command):
             append(path, f"finish {command.id.hex()} {command.fence}")
 
 

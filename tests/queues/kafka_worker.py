@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.queues.effect_log import append, note_effect, note_finishes
+from tests.queues.effect_log import append, is_of_a_message, note_effect, note_finishes
 
 from oncekey import Once, Policy
 from oncekey.engine.store_urls import blocking_store
@@ -83,7 +83,7 @@ def kill_in_store(store: Any, at: Callable[[str], None], log: str) -> Any:
     apply = store.apply
 
     def killing_apply(commands: Sequence[Any], /) -> Any:
-        names = [type(command).__name__ for command in commands]
+        names = [type(command).__name__ for command in commands if is_of_a_message(command)]
         for name in names:
             at(f"before {name}")
         replies = apply(commands)

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fault.killed_store_worker import names_of
-from tests.queues.effect_log import note_finishes
+from tests.queues.effect_log import is_of_a_message, note_finishes
 
 from oncekey.queues.disposition import Kind
 
@@ -35,7 +34,7 @@ class KillSwitch:
 
 
 def _verbs(commands: Sequence[Any]) -> list[str]:
-    return names_of(commands).split("+")
+    return [type(command).__name__ for command in commands if is_of_a_message(command)]
 
 
 def kill_in_store(store: Any, switch: KillSwitch, log: Path) -> Any:

@@ -58,7 +58,7 @@ from oncekey.queues.redrive import GoOn, to_the_end
 
 # What aiokafka calls the generation of a member that the group has put out.
 _NO_GENERATION: Final = -1
-CUT_OFF_S: Final = 1.0  # for the connections of a client that did not stop to close
+_CUT_OFF_S: Final = 1.0  # for the connections of a client that did not stop to close
 _log = logging.getLogger("oncekey")
 
 
@@ -161,7 +161,7 @@ class AiokafkaBroker:
         clients = (self._consumer, self._producer)
         stopping = [asyncio.ensure_future(_stop(client)) for client in clients]
         # Whoever was cancelled, since no broker answers, does not wait for them again.
-        await asyncio.wait(stopping, timeout=CUT_OFF_S if is_cancelled() else None)
+        await asyncio.wait(stopping, timeout=_CUT_OFF_S if is_cancelled() else None)
         for each in stopping:
             each.cancel()
         await asyncio.wait(stopping)
@@ -381,7 +381,7 @@ async def _stop(client: Any) -> None:
     except BaseException as error:
         # If it was cancelled, its loop ends while the brokers do not answer, and nobody waits.
         closing = asyncio.ensure_future(inner.close())
-        await asyncio.wait((closing,), timeout=CUT_OFF_S)
+        await asyncio.wait((closing,), timeout=_CUT_OFF_S)
         if not is_fault(error):
             raise
         _log.warning("a client of Kafka did not close: %s", reason_of(error))
