@@ -20,7 +20,7 @@ from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import REMOVE, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redrive import REDRIVE_HEADER, headers_of, without_marks
+from oncekey.queues.redrive import REDRIVE_HEADER, GoOn, headers_of, to_the_end, without_marks
 
 _BUSY_SECONDS = 30.0
 _POLL_SECONDS = 0.05
@@ -44,7 +44,7 @@ _TAKE = "UPDATE messages SET visible_at = ?, receives = receives + 1 WHERE id = 
 _HIDE = "UPDATE messages SET visible_at = ? WHERE id = ? AND receives = ?"
 _REMOVE = "DELETE FROM messages WHERE id = ? AND receives = ?"
 _MOVE = "UPDATE messages SET place = ?, headers = ? WHERE id = ? AND receives = ?"
-_DEAD = "SELECT id, headers FROM messages WHERE queue = ? AND place = 'dead letters' LIMIT ?"
+_ASIDE = "SELECT id, headers FROM messages WHERE queue = ? AND place = ? LIMIT ?"
 _BACK = "UPDATE messages SET place = 'queue', visible_at = 0, headers = ? WHERE id = ?"
 
 
@@ -73,7 +73,7 @@ class OrderQueue:
     # --- the port of a broker -----------------------------------------------------------------
 
     def facts(self) -> BrokerFacts:
-        return BrokerFacts(self.name)
+        return BrokerFacts(self.name, broker="sqlite")
 
     def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
         give_up = time.monotonic() + wait
@@ -94,12 +94,15 @@ class OrderQueue:
             for message in messages:
                 stored.execute(_HIDE, (time.time() + seconds, *_receipt(message)))
 
-    def redrive(self, most: int, id: str) -> int:
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
+        """Moves all of them in one transaction, so `go_on` is asked at the end."""
+        place, marks = ("parked", {}) if parked else ("dead letters", {REDRIVE_HEADER: id})
         with self._open() as messages:
-            rows = messages.execute(_DEAD, (self.name, most)).fetchall()
+            rows = messages.execute(_ASIDE, (self.name, place, most)).fetchall()
             for row in rows:
-                headers = {**json.loads(row["headers"]), REDRIVE_HEADER: id}
+                headers = {**json.loads(row["headers"]), **marks}
                 messages.execute(_BACK, (json.dumps(headers), row["id"]))
+        go_on(len(rows))
         return len(rows)
 
     def close(self) -> None:
@@ -176,8 +179,10 @@ class AsyncOrderQueue:
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         await asyncio.to_thread(self._queue.extend, messages, seconds)
 
-    async def redrive(self, most: int, id: str) -> int:
-        return await asyncio.to_thread(self._queue.redrive, most, id)
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        return await asyncio.to_thread(self._queue.redrive, most, id, parked=parked, go_on=go_on)
 
     async def close(self) -> None:
         self._queue.close()
