@@ -173,11 +173,10 @@ class DeafBroker(MemoryBroker):
         self._meet("close")
 
 
-class AsyncDeafBroker:
+class AsyncDeafBroker(AsyncMemoryBroker):
     """The same for tasks. It lets nobody cancel it, as a client that catches everything."""
 
-    def __init__(self, queue: DeafBroker) -> None:
-        self.queue = queue
+    queue: DeafBroker
 
     async def _meet(self, call: str) -> None:
         if call == self.queue.call and (call != "receive" or not len(self.queue)):

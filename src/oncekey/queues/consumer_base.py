@@ -129,6 +129,11 @@ class ConsumerBase:
         return self._call.handler
 
     @property
+    def is_running(self) -> bool:
+        """True from the beginning of `run` to its end."""
+        return self._is_running
+
+    @property
     def is_transactional(self) -> bool:
         """True if its messages are handled in transactions, by an inbox."""
         return self._inbox is not None
