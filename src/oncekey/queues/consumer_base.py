@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError, InFlight, OncekeyError, StoreUnavailable
-from oncekey.core.policy import Policy
 from oncekey.queues.broker import RECEIVE_WAIT_S, BrokerUnavailable, LoginRefused, Settled
 from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.consumer_settings import (
@@ -27,6 +26,7 @@ from oncekey.queues.consumer_settings import (
     BrokerFacts,
     ConsumerPlan,
     ConsumerSettings,
+    Policies,
     RequestChoice,
     plan_of,
 )
@@ -151,8 +151,10 @@ class ConsumerBase:
         free = max(0, min(most - len(self._hand), BATCHES_IN_HAND * most - self.in_hand))
         return free if free >= self._least_free else 0
 
-    def _plan_for(self, facts: BrokerFacts, defaults: Policy, scope: str) -> ConsumerPlan:
-        plan = self._plan = plan_of(self.settings, facts, defaults, scope)
+    def _plan_for(self, facts: BrokerFacts, once: Policies, scope: str) -> ConsumerPlan:
+        in_transaction = self._inbox is not None
+        plan = plan_of(self.settings, facts, once, scope, in_transaction=in_transaction)
+        self._plan = plan
         # Where messages have an order, those in hand may all wait for one of them.
         if self._claims_ahead(plan) and not facts.ordered:
             waiting = self.settings.batch_size - self.settings.concurrency
