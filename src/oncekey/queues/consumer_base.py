@@ -60,12 +60,8 @@ TWIN_WAIT_S: Final = 1.0
 _log = logging.getLogger("oncekey")
 
 # What a consumer that begins waits for: servers of a fleet start in any order. Anything else, such
-# as a refused login or a missing queue, ends it at once.
+# as a refused login or a missing queue, ends it at once; of a store those are ConfigurationErrors.
 AWAITED_AT_START: Final = (BrokerUnavailable, StoreUnavailable, InFlight)
-
-# Of PostgreSQL: the login is refused, or there is no such database. What it misses otherwise, such
-# as its tables, somebody may be about to make.
-_REFUSED_BY_STORE: Final = ("28", "3D000")
 
 OnSettled = Callable[[Message, Disposition], object]
 
@@ -248,9 +244,7 @@ class ConsumerBase:
 
     def _tell_unstarted(self, error: OncekeyError, pause: float) -> None:
         """Log that the broker or the store is waited for; raises the error if it is refused."""
-        from oncekey.stores.postgres.errors import sqlstate_of  # only a store that fails needs it
-
-        if isinstance(error, LoginRefused) or sqlstate_of(error).startswith(_REFUSED_BY_STORE):
+        if isinstance(error, LoginRefused):
             raise error
         _log.warning(
             "consumer %s cannot begin yet: %s; trying again in %.1f s",
