@@ -7,9 +7,12 @@ fence (I1, I4, I9).
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -234,13 +237,37 @@ def test_a_server_that_stops_during_a_call_makes_it_ambiguous(
     with locked(postgres, "oncekey.records"):
         call = adapters.start(store.apply, [make_claim("k")])
         wait_until_true(lambda: waits(postgres) == 1)
-        postgres.kill() if mode == "kill" else postgres.stop(mode)
-        error = call.exception(60)
+        if mode == "kill":
+            postgres.kill()
+            error = call.exception(60)
+        else:
+            error = stop_before_the_lock_is_free(postgres, mode, call)
     assert isinstance(error, StoreUnavailable)
     assert error.ambiguous
     postgres.start()
     assert postgres.execute(ROWS, (make_claim("k").id,)) == []
     assert store.claim(make_claim("k")).attempt == 1
+
+
+def stop_before_the_lock_is_free(
+    postgres: Postgres, mode: Any, call: Future[Any]
+) -> BaseException | None:
+    """Stop the server; returns what the call ended with. Each session is ended by a signal of its
+    own. If the one that holds the lock came first, the call could yet be carried out; so it gets
+    its signal last."""
+    ((holder,),) = postgres.execute(
+        "SELECT pid FROM pg_locks WHERE granted AND mode = 'AccessExclusiveLock' "
+        "AND relation = 'oncekey.records'::regclass"
+    )
+    os.kill(holder, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as stopper:
+        try:
+            stopped = stopper.submit(postgres.stop, mode)
+            error = call.exception(60)
+        finally:
+            os.kill(holder, signal.SIGCONT)
+        stopped.result(60)
+    return error
 
 
 def waits(postgres: Postgres) -> int:
