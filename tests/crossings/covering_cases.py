@@ -1,0 +1,123 @@
+"""The cases: every pair of values that can work, in at least one crossing that runs; and every pair
+that cannot, in one crossing that nothing else forbids.
+
+The choice is greedy and the same in every run. `make soak` adds crossings until every three values
+that can work together are in one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from tests.crossings.axes import AXES, Crossing
+from tests.crossings.refusals import REFUSALS, Refusal, is_missing, refusals_of
+
+Choice = tuple[str, str]  # an axis and one of its values
+_NAMES: Final = tuple(AXES)
+
+
+def parts_of(crossing: Crossing, strength: int) -> set[tuple[Choice, ...]]:
+    """The combinations of so many values that a crossing has."""
+    return set(itertools.combinations(zip(_NAMES, crossing, strict=True), strength))
+
+
+@functools.cache
+def working(strength: int = 2) -> tuple[Crossing, ...]:
+    """Crossings in which every combination of so many values occurs that can work at all."""
+    chosen = list(working(strength - 1)) if strength > 2 else []
+    done = set().union(*(parts_of(crossing, strength) for crossing in chosen))
+    for part in _all_parts(strength):
+        if part not in done:
+            best = _widest(part, done, strength)
+            if best is not None:
+                chosen.append(best)
+                done |= parts_of(best, strength)
+    return tuple(chosen)
+
+
+@functools.cache
+def refused() -> tuple[tuple[Crossing, Refusal], ...]:
+    """A crossing for every pair that is refused, with the one refusal that it meets."""
+    found: dict[Crossing, Refusal] = {}
+    done: set[tuple[Choice, ...]] = set()
+    for refusal in REFUSALS:
+        for part in _refused_parts(refusal):
+            if part not in done:
+                crossing = _widest(part, done, 2, refusal)
+                assert crossing is not None, f"nothing but {part} forbids it nowhere"
+                found[crossing] = refusal
+                done |= parts_of(crossing, 2)
+    return tuple(found.items())
+
+
+def _refused_parts(refusal: Refusal) -> Iterator[tuple[Choice, ...]]:
+    """The pairs of a refusal. One that a single value meets is a pair with every other value."""
+    named = [(axis, value) for axis, values in refusal.values.items() for value in values]
+    for part in _all_parts(2):
+        axes = {axis for axis, _ in part}
+        if set(refusal.values) <= axes and sum(choice in named for choice in part) == len(
+            refusal.values
+        ):
+            yield part
+
+
+def _all_parts(strength: int) -> Iterator[tuple[Choice, ...]]:
+    # The largest axes first: the others find room in the crossings that these need.
+    axes = sorted(_NAMES, key=lambda axis: -len(AXES[axis]))
+    for some in itertools.combinations(axes, strength):
+        for values in itertools.product(*(AXES[axis] for axis in some)):
+            yield tuple(sorted(zip(some, values, strict=True), key=lambda c: _NAMES.index(c[0])))
+
+
+def _widest(
+    part: Iterable[Choice], done: set[tuple[Choice, ...]], strength: int, only: Refusal | None = None
+) -> Crossing | None:
+    """A crossing with these values that has many combinations that are not done; None if there is
+    none that works, or that meets this refusal and no other."""
+    fixed = dict(part)
+    free = [axis for axis in _NAMES if axis not in fixed]
+
+    def complete(chosen: dict[str, str], left: list[str]) -> Crossing | None:
+        if not left:
+            crossing = Crossing(**chosen)
+            return crossing if _is_wanted(crossing, only) else None
+        axis, *others = left
+        # New pairs first; where there are none, the values take turns.
+        turn = len(done) % len(AXES[axis])
+        values = [*list(AXES[axis])[turn:], *list(AXES[axis])[:turn]]
+        for value in sorted(values, key=lambda value: -_gain(chosen, axis, value, done)):
+            if strength > 2 or _may_be({**chosen, axis: value}, only):
+                found = complete({**chosen, axis: value}, others)
+                if found is not None:
+                    return found
+        return None
+
+    return complete(fixed, free)
+
+
+def _gain(chosen: dict[str, str], axis: str, value: str, done: set[tuple[Choice, ...]]) -> int:
+    """How many pairs with what is chosen would be new."""
+    return sum(_pair((axis, value), choice) not in done for choice in chosen.items())
+
+
+def _pair(one: Choice, other: Choice) -> tuple[Choice, Choice]:
+    first, second = sorted((one, other), key=lambda choice: _NAMES.index(choice[0]))
+    return first, second
+
+
+def _is_wanted(crossing: Crossing, only: Refusal | None) -> bool:
+    wanted = [] if only is None else [only]
+    return not is_missing(crossing) and refusals_of(crossing) == wanted
+
+
+def _may_be(chosen: dict[str, str], only: Refusal | None) -> bool:
+    """False if what is chosen so far is refused already, for whatever comes next."""
+    for refusal in REFUSALS:
+        if refusal is not only and all(
+            chosen.get(axis) in values for axis, values in refusal.values.items()
+        ):
+            return False
+    return True

@@ -1,0 +1,115 @@
+"""What cannot be crossed: which pairs are refused, with which error, and which do not exist.
+
+A pair that is refused ends with that error before the body has run, and never silently without its
+promise. A pair that does not exist has nothing that could be asked for, so nothing refuses it; each
+says why. Whatever is not named here must work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from tests.crossings.axes import AXES, Crossing
+
+_SYNC_ONLY = ("wsgi", "flask", "django", "celery", "dramatiq")
+_ASYNC_ONLY = ("asgi", "fastapi", "taskiq", "faststream")
+_HAS_NO_TRANSACTION = (
+    "operation", "asgi", "wsgi", "flask", "celery", "dramatiq", "taskiq", "faststream",
+)  # fmt: skip
+_REQUIRES = ("at_most_once", "fenced", "transactional")
+
+
+class Refusal(NamedTuple):
+    """These values together are refused. `error` is the name of the class, `says` a regular
+    expression that the message matches."""
+
+    values: Mapping[str, tuple[str, ...]]
+    error: str
+    says: str
+
+
+class Missing(NamedTuple):
+    """These values together do not exist."""
+
+    values: Mapping[str, tuple[str, ...]]
+    why: str
+
+
+REFUSALS: Final = (
+    Refusal(
+        {"store": ("memory", "sqlite", "redis", "valkey", "cluster", "etcd"), "retention": ("ring",)},
+        "ConfigurationError",
+        "retention",
+    ),
+    Refusal(
+        {"surface": _ASYNC_ONLY, "mode": ("sync",)},
+        "ConfigurationError",
+        "AsyncOnce, not a Once",
+    ),
+    Refusal(
+        {"surface": _SYNC_ONLY, "mode": ("async",)},
+        "ConfigurationError",
+        "a Once, not an? AsyncOnce",
+    ),
+    Refusal(
+        {"store": ("memory", "cluster"), "level": _REQUIRES},
+        "ConfigurationError",
+        "requires .* but would run at best effort",
+    ),
+    Refusal(
+        {"store": ("redis", "valkey", "etcd"), "level": ("transactional",)},
+        "ConfigurationError",
+        "no transactions|requires transactional",
+    ),
+    Refusal(
+        {"surface": _HAS_NO_TRANSACTION, "level": ("transactional",)},
+        "ConfigurationError",
+        "requires transactional but would run at",
+    ),
+    Refusal(
+        {"move": ("arriving", "leaving"), "level": ("transactional",)},
+        "ConfigurationError",
+        "a transaction belongs to one database|requires transactional",
+    ),
+    Refusal({"move": ("unfilled",)}, "ConfigurationError", "still being filled from another one"),
+    Refusal({"move": ("left",)}, "ConfigurationError", "all keys of this store were moved"),
+    Refusal(
+        {"change": ("lowered", "replica"), "level": _REQUIRES},
+        "GuaranteeLost",
+        "the store's guarantee has become best effort",
+    ),
+    Refusal(
+        {"store": ("memory",), "reader": ("cli",)},
+        "ExitCode.USAGE",
+        "lives and ends within one process",
+    ),
+)
+
+MISSING: Final = (
+    Missing(
+        {"store": ("memory", "sqlite", "etcd", "cluster"), "change": ("lowered", "replica", "forgotten")},
+        "memory and a Cluster with replicas are best effort from the start; a file has no server "
+        "whose settings change; what etcd acknowledges is with a majority",
+    ),
+)
+
+
+def refusals_of(crossing: Crossing) -> list[Refusal]:
+    """The refusals that a crossing meets; none if it must work."""
+    return [refusal for refusal in REFUSALS if _meets(crossing, refusal.values)]
+
+
+def is_missing(crossing: Crossing) -> bool:
+    return any(_meets(crossing, missing.values) for missing in MISSING)
+
+
+def _meets(crossing: Crossing, values: Mapping[str, tuple[str, ...]]) -> bool:
+    return all(getattr(crossing, axis) in among for axis, among in values.items())
+
+
+def check_table() -> None:
+    """Raise AssertionError if a rule names what is not in the table."""
+    for rule in (*REFUSALS, *MISSING):
+        for axis, values in rule.values.items():
+            assert set(values) <= set(AXES[axis]), (axis, values)
