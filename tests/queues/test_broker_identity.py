@@ -15,6 +15,7 @@ from tests.queues.rabbit_queues import RabbitQueues
 from tests.queues.sqs_queues import SqsQueues
 from tests.queues.stream_queues import StreamQueues
 from tests.support import kafka_servers, redis_stores
+from tests.support.postgres_stores import RING, open_blocking
 from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.servers import processes
 from tests.support.servers.kafka_server import KafkaMock
@@ -31,8 +32,12 @@ from oncekey.queues.kafka.aiokafka_values import ask
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.rabbit_facts import parse_cluster
 from oncekey.queues.sqs.queue_attributes import parse_attributes
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.move.dual_store import DualStore
+from oncekey.testing.fake_clock import FakeClock
 
 OPTIONS: dict[str, Any] = {"name": "shipping", "key": "json:$.id"}
+TERMS: dict[str, Any] = {"keep": "6h", "audit": "6h"}  # what the ring has room for
 MESSAGE = Message(b'{"id": 1}', "orders")
 
 
@@ -176,6 +181,25 @@ def test_a_broker_that_was_moved_goes_on_with_its_keys(once: Once) -> None:
     assert ran == ["old"]
 
 
+@pytest.mark.parametrize("moving", [False, True], ids=["alone", "moved-to"])
+def test_a_ring_remembers_the_broker_longer_than_its_own_keys(moving: bool) -> None:
+    """The binding has to outlive every slot of the ring, or the next broker would find its keys."""
+    clock, ran = FakeClock(), list[Message]()
+    store: Any = open_blocking(clock=clock.wall, **RING)
+    with Once(DualStore(MemoryStore(clock=clock.wall), store) if moving else store) as opened:
+        consumer = Consumer(opened, ran.append, on("kafka cluster=a"), **OPTIONS, **TERMS)
+        assert consumer.handle(MESSAGE).kind is Kind.REMOVE
+        for _ in range(3 * RING["ring_slots"]):  # three times round
+            clock.advance(3 * 3_600_000_000)
+            opened.run("other", "k", lambda attempt: None, keep="1s", audit="0s")
+            opened.sweep()
+        other = Consumer(opened, ran.append, on("kafka cluster=b"), **OPTIONS, **TERMS)
+        with pytest.raises(ConfigurationError, match="belong to the broker"):
+            other.handle(MESSAGE)
+    assert ran == [MESSAGE]
+    store.close()
+
+
 def test_keys_from_before_a_broker_was_remembered_are_still_found(once: Once) -> None:
     """The scope of the first broker is what it always was."""
     ran: list[str] = []
@@ -217,15 +241,11 @@ def test_an_async_consumer_is_refused_as_well() -> None:
 
     async def main() -> None:
         async with AsyncOnce("memory://") as opened:
-            for number, broker in enumerate(("kafka cluster=a", "kafka cluster=b")):
-                queue = AsyncMemoryBroker(on(broker))
-                consumer = AsyncConsumer(opened, ship, queue, **OPTIONS)
-                if number:
-                    with pytest.raises(ConfigurationError, match="belong to the broker"):
-                        await consumer.run()
-                else:
-                    await consumer.handle(MESSAGE)
+            first = AsyncMemoryBroker(on("kafka cluster=a"))
+            await AsyncConsumer(opened, ship, first, **OPTIONS).handle(MESSAGE)
             other = AsyncMemoryBroker(on("kafka cluster=b"))
+            with pytest.raises(ConfigurationError, match="belong to the broker"):
+                await AsyncConsumer(opened, ship, other, **OPTIONS).run()
             named = AsyncConsumer(opened, ship, other, **OPTIONS, broker_name="b")
             assert (await named.handle(MESSAGE)).kind is Kind.REMOVE
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from tests.queues.running_consumer import Handled, RunningConsumer, running, send, wait_until
+from tests.support import postgres_stores, redis_stores
 from tests.support.log_records import Written, written_log
 
-from oncekey import AsyncOnce
+from oncekey import AsyncOnce, Once
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
-from oncekey.queues import AsyncConsumer, AsyncMemoryBroker
+from oncekey.queues import AsyncConsumer, AsyncMemoryBroker, Consumer
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.memory_broker import MemoryBroker
@@ -127,6 +128,43 @@ def test_a_consumer_that_starts_first_waits_for_its_broker_and_its_store(
     assert has_line(log, "consumer shipping cannot begin yet: it is not up yet", "trying again")
 
 
+def _run_in_thread(url: str) -> None:
+    once = Once(url)
+    try:
+        Consumer(once, print, MemoryBroker(), name="ship", key="json:$.id").run()
+    finally:
+        once.close()
+
+
+def _run_in_task(url: str) -> None:
+    async def handle(message: Message) -> None: ...
+
+    async def main() -> None:
+        once, broker = AsyncOnce(url), AsyncMemoryBroker(MemoryBroker())
+        try:
+            await AsyncConsumer(once, handle, broker, name="ship", key="json:$.id").run()
+        finally:
+            await once.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("store", ["postgres", "valkey"])
+def test_a_store_that_refuses_the_login_ends_a_consumer_at_its_start(
+    kind: str, store: str, log: Written
+) -> None:
+    """Nobody but an operator can help, so it does not look as if it were waiting."""
+    if store == "postgres":
+        url = postgres_stores.server().url("no_such_database")
+    else:
+        url = redis_stores.valkey().url().replace("://", "://nobody:wrong@", 1)
+
+    run = _run_in_thread if kind == "threads" else _run_in_task
+    with pytest.raises((StoreUnavailable, ConfigurationError)):
+        run(url)
+    assert has_line(log, "consumer ship ends")
+
+
 def test_a_stop_ends_a_consumer_that_waits_for_its_broker(kind: str) -> None:
     class Down(MemoryBroker):
         asked = 0
@@ -173,11 +211,10 @@ class DeafBroker(MemoryBroker):
         self._meet("close")
 
 
-class AsyncDeafBroker:
+class AsyncDeafBroker(AsyncMemoryBroker):
     """The same for tasks. It lets nobody cancel it, as a client that catches everything."""
 
-    def __init__(self, queue: DeafBroker) -> None:
-        self.queue = queue
+    queue: DeafBroker
 
     async def _meet(self, call: str) -> None:
         if call == self.queue.call and (call != "receive" or not len(self.queue)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from typing import Any
@@ -10,9 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey import ConfigurationError, Once, Policy
+from oncekey import AsyncOnce, ConfigurationError, Once, Policy
 from oncekey.core.policy import KEEP_MAX_US
-from oncekey.queues import BrokerFacts, Message
+from oncekey.queues import (
+    AsyncConsumer,
+    AsyncMemoryBroker,
+    BrokerFacts,
+    Consumer,
+    MemoryBroker,
+    Message,
+    consume,
+)
 from oncekey.queues.broker_identity import bound_scope
 from oncekey.queues.consumer_settings import (
     BATCH_DEFAULT,
@@ -23,6 +32,7 @@ from oncekey.queues.consumer_settings import (
     ConsumerSettings,
     plan_of,
 )
+from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 
 DAY_S = 86_400.0
 DAY_US = 86_400_000_000
@@ -40,7 +50,7 @@ def plan(
 ) -> ConsumerPlan:
     given, told = settings(options, **changes), facts or BrokerFacts("orders")
     with Once("memory://") as once:
-        return plan_of(given, told, Policy(), bound_scope(once, given, told))
+        return plan_of(given, told, once, bound_scope(once, given, told))
 
 
 @pytest.mark.parametrize(
@@ -155,3 +165,59 @@ def test_delivery_keys_are_refused_at_the_start_without_an_identity() -> None:
 )
 def test_what_must_be_the_same_under_one_key(request_choice: Any, read: Any) -> None:
     assert plan(request=request_choice).request_of(Message(b"{}", "orders")) == read
+
+
+# --- what the store cannot keep -------------------------------------------------------------------
+
+
+class Ring(MemoryStore):
+    """It says what a ring of PostgreSQL says."""
+
+    terms_max = 3_600_000_000
+
+
+class AsyncRing(AsyncMemoryStore):
+    terms_max = Ring.terms_max
+
+
+TOO_MUCH = [
+    pytest.param({"keep": "30d"}, "longer than the ring holds", id="keep"),
+    pytest.param({"require": "transactional", "keep": "1m", "audit": "1m"}, "require", id="level"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), TOO_MUCH)
+def test_a_consumer_whose_store_cannot_keep_its_policy_does_not_begin(
+    options: dict[str, Any], words: str
+) -> None:
+    """Or each of its messages would fail, until it is a dead letter."""
+    broker = MemoryBroker("orders")
+    broker.send(b'{"id": 1}')
+    with Once(Ring()) as once:
+        consumer = Consumer(once, print, broker, name="ship", key="json:$.id", **options)
+        with pytest.raises(ConfigurationError, match=words):
+            consumer.run()
+        with pytest.raises(ConfigurationError, match=words):
+            consume(once, "1", b"", print, queue="orders", name="one", **options)
+    assert len(broker) == 1
+
+
+@pytest.mark.parametrize(("options", "words"), TOO_MUCH)
+def test_nor_does_an_async_one(options: dict[str, Any], words: str) -> None:
+    async def ship(message: Message) -> None: ...
+
+    async def main() -> None:
+        broker = AsyncMemoryBroker(MemoryBroker("orders"))
+        async with AsyncOnce(AsyncRing()) as once:
+            consumer = AsyncConsumer(once, ship, broker, name="ship", key="json:$.id", **options)
+            with pytest.raises(ConfigurationError, match=words):
+                await consumer.run()
+
+    asyncio.run(main())
+
+
+def test_a_function_that_follows_too_long_a_policy_is_refused_where_it_is_written() -> None:
+    with Once(Ring(), policy=Policy(keep="30d")) as once:
+        with pytest.raises(ConfigurationError, match="longer than the ring holds"):
+            once.guard("charge", key=str)
+        once.guard("charge", key=str, keep="10m", audit="10m")

@@ -10,8 +10,8 @@ from tests.core.sample_records import NOW, record
 from oncekey import (
     InFlight,
     KeyChanged,
+    Once,
     OperationFailed,
-    Policy,
     StoreUnavailable,
     Terminal,
 )
@@ -37,9 +37,9 @@ RETURNED = {FENCE_HEADER: "77", TRIES_HEADER: "3"}
 
 def plan(**changes: Any) -> ConsumerPlan:
     given: dict[str, Any] = {"name": "ship", "key": "json:$.id", "options": {}}
-    return plan_of(
-        ConsumerSettings(**{**given, **changes}), BrokerFacts("orders"), Policy(), "shipping/orders"
-    )
+    settings = ConsumerSettings(**{**given, **changes})
+    with Once("memory://") as once:
+        return plan_of(settings, BrokerFacts("orders"), once, "shipping/orders")
 
 
 def drive(

@@ -295,6 +295,25 @@ def test_a_settlement_is_repeated_while_the_lease_lasts(
     assert case.bodies() == []
 
 
+def test_a_publisher_that_starts_before_its_store_waits_for_it(
+    case: OutboxCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.add("a")
+    sent = Sent()
+    publisher = case.publisher(sent)
+    sent.hook = lambda message: publisher.publisher.stop()
+    failures = [StoreUnavailable("not up yet")] * 2
+
+    def ready() -> Any:
+        if failures:
+            raise failures.pop()
+        return asyncio.sleep(0) if case.is_async else None
+
+    monkeypatch.setattr(case.once, "_ready", ready)
+    _run_without_waiting(case, publisher, publisher.publisher._begin())
+    assert (sent.texts, failures) == (["a"], [])
+
+
 def test_an_interruption_settles_what_was_sent(case: OutboxCase) -> None:
     for text in "abc":
         case.add(text, order_group="g")

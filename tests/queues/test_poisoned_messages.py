@@ -32,7 +32,7 @@ class DeadConsumers:
             name="shipping", key="json:$.id", max_tries=max_tries, options={"retry_safe": True}
         )
         self.plan: ConsumerPlan = plan_of(
-            settings, BrokerFacts("orders"), self.once.policy, "shipping/orders"
+            settings, BrokerFacts("orders"), self.once, "shipping/orders"
         )
         call = HandlerCall(self._handle, is_async=False, in_transaction=False)
         self.handler = MessageHandler(self.once, call, self.plan)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 ROUTE_MAX_CHARS: Final = 200
 NAME_MAX_CHARS: Final = 100
+OWN_OPERATIONS: Final = "oncekey "  # how the names of operations begin that are oncekey's own
 _TAB: Final = "\t"
 _LABELS_REMEMBERED: Final = 1_024
 
@@ -47,6 +48,12 @@ def origin_of(label: str) -> Origin:
 def operation_of(label: str) -> str:
     """The operation's name in a label."""
     return label.partition(_TAB)[0]
+
+
+def is_own(label: str) -> bool:
+    """True for what oncekey remembers for itself, such as the broker of a consumer: a few keys,
+    which are kept longer than any of the user's."""
+    return label.startswith(OWN_OPERATIONS)
 
 
 def shown(text: str, most: int) -> str:

@@ -25,6 +25,7 @@ from oncekey.dashboard.access import (
 from oncekey.dashboard.dashboard_keys import keys_of
 from oncekey.dashboard.live_rates import LiveRates, RateCurve
 from oncekey.dashboard.page_request import DashboardOptions, PageRequest, base_of, render
+from oncekey.dashboard.parked_messages import AnyConsumer, checked_consumers, return_parked
 from oncekey.dashboard.request_checks import (
     Refused,
     check_head,
@@ -68,6 +69,7 @@ class Dashboard(KeylessApp):
     by             the name that decisions are noted under, if the form is not to ask for it
     hosts          the host names it is served under; None for any
     stuck_after    from when on a pending key is shown as stuck
+    consumers      consumers of queues, which do not run here: their parked messages can be returned
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Dashboard(KeylessApp):
         by: str = "",
         hosts: Sequence[str] | None = None,
         stuck_after: Duration = STUCK_AFTER_DEFAULT,
+        consumers: Sequence[AnyConsumer] = (),
     ) -> None:
         if not by.isprintable() or len(by) > decision_form.OPERATOR_MAX_CHARS:
             most = decision_form.OPERATOR_MAX_CHARS
@@ -93,6 +96,7 @@ class Dashboard(KeylessApp):
         self._held = HeldAnswers()
         self._authenticate = authenticate
         self._hosts = None if hosts is None else tuple(host.lower() for host in hosts)
+        self._consumers = checked_consumers(consumers)
         self._keys = keys_of(store)
         calls = LiveRates()
         self._calls = calls if self._keys.subscribe(calls) else None
@@ -165,6 +169,7 @@ class Dashboard(KeylessApp):
             get("/keys/{id}", key_page.key),
             post("/keys/{id}/confirm", decision_form.confirm),
             post("/keys/{id}/decide", decision_form.decide),
+            post("/consumers/{number}/return", return_parked),
             Route(_SIGN_IN, self._sign_in_page),
             Route(_SIGN_IN, self._sign_in, methods=["POST"]),
             Route(_SIGN_OUT, self._sign_out, methods=["POST"]),
@@ -233,6 +238,7 @@ class Dashboard(KeylessApp):
             form=form,
             calls=self._calls,
             curve=self._curve,
+            consumers=self._consumers,
         )
 
     async def _static_file(self, request: Request) -> Response:

@@ -53,6 +53,7 @@ async def overview(request: PageRequest) -> Response:
         curve=charts.rate_curve(request.curve.points),
         refresh=REFRESH_SECONDS,
         chart=charts,
+        consumers=[] if request.options.read_only else [one.name for one in request.consumers],
     )
 
 

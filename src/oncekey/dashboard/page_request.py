@@ -28,6 +28,8 @@ _TEMPLATES: Final = Environment(
 _DONE: Final = {
     "resolved": "Your decision is stored.",
     "released": "The key is free: the next call runs it.",
+    "returned": "The parked messages are back in their queue.",
+    "none-parked": "There are no parked messages.",
 }
 _TEMPLATES.filters.update(display.FILTERS)
 _TEMPLATES.globals["signs"] = display.SIGNS
@@ -58,6 +60,7 @@ class PageRequest:
     form_token   what the forms of the page carry
     form         the fields of a form that was sent
     calls        the calls of this process; None without an engine
+    consumers    those whose parked messages can be returned
     """
 
     request: Request
@@ -69,6 +72,7 @@ class PageRequest:
     form: Mapping[str, str]
     calls: LiveRates | None
     curve: RateCurve
+    consumers: tuple[Any, ...]
 
     @property
     def by(self) -> str:

@@ -21,6 +21,8 @@ class Card(enum.StrEnum):
 #: How long the provider takes to answer, once it has acted.
 USUAL_SECONDS = 0.15
 SLOW_SECONDS = 2.0
+#: How much longer it takes if a scenario wants its client to give up first.
+HELD_MAX_SECONDS = 5.0
 #: A stuck provider has acted, and does not answer for this long; asked for the same order again,
 #: it answers at once.
 STUCK_SECONDS = 20.0

@@ -56,7 +56,8 @@ def _start(consumer: AnyConsumer) -> Finding:
     name = f"consumer {consumer.name!r}"
     try:
         facts = _facts(consumer)
-        plan_of(consumer.settings, facts, consumer.once.policy, consumer.name)
+        is_inbox = consumer.is_transactional
+        plan_of(consumer.settings, facts, consumer.once, consumer.name, in_transaction=is_inbox)
     except BrokerUnavailable as error:
         return START.info(f"not checked: {name}: {error}", "see that the broker answers")
     except ConfigurationError as error:

@@ -18,7 +18,7 @@ from oncekey.core.duration import human
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Guarantee, Level, check_level
 from oncekey.core.identity import Identities, Identity, KeyLike
-from oncekey.core.origin import Origin, label_of
+from oncekey.core.origin import Origin, is_own, label_of
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.store import StoreLimits
@@ -84,6 +84,19 @@ def bounded(policy: Policy, limits: StoreLimits, operation: str) -> Policy:
     if not limits.outcome_max or policy.max_bytes <= limits.outcome_max:
         return policy
     return replace(policy, max_bytes=limits.outcome_max)
+
+
+def check_terms(policy: Policy, limits: StoreLimits, operation: str) -> None:
+    """Raise ConfigurationError if the store forgets sooner than this policy says. The policy of an
+    engine may be longer: it is checked with each operation that follows it."""
+    times = policy.times
+    terms = times.lease + times.keep + times.audit
+    if 0 < limits.terms_max < terms and not is_own(operation):
+        raise ConfigurationError(
+            f"operation {operation!r}: lease, keep and audit together are {human(terms)}, longer "
+            f"than the ring holds ({human(limits.terms_max)}); give the store more ring_slots or a "
+            "longer ring_period, or shorten them"
+        )
 
 
 NO_LIMITS: Final = StoreLimits()
@@ -252,6 +265,7 @@ class JobFactory:
             known = policies.get(in_order)
             if known is None:
                 known = bounded(self.policy.with_options(**options), self.limits, operation)
+                check_terms(known, self.limits, operation)
                 self._check_level(known, operation)
             if len(policies) >= _POLICIES_MAX - 1:
                 policies.clear()
@@ -264,6 +278,8 @@ class JobFactory:
         typed_codecs.codec_for(codec)
         if options:
             self.policy_with(options, operation)
+        else:
+            check_terms(self.policy, self.limits, operation)
 
     def _check_level(self, policy: Policy, operation: str) -> None:
         effective = self.guarantee.effective(

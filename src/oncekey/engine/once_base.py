@@ -181,6 +181,14 @@ class OnceBase(OperationsBase):
         """The names of the registered operations."""
         return tuple(self._registry.operations)
 
+    def policy_for(
+        self, operation: str, options: Mapping[str, Any], *, in_transaction: bool = False
+    ) -> Policy:
+        """The policy of an operation with these options; raises ConfigurationError if the store
+        cannot keep it."""
+        jobs = self._transactional_parts().jobs if in_transaction else self._jobs
+        return jobs.policy_with(options, operation)
+
     def recover_with(
         self,
         operation: str,
@@ -270,14 +278,18 @@ class OnceBase(OperationsBase):
         is cached in there, because it may yet roll back."""
         if self._closed:
             raise closed_error(self)
+        parts = self._transactional_parts()
+        transaction = self._store.join(connection)
+        return parts, transaction, getattr(transaction, "connection", connection)
+
+    def _transactional_parts(self) -> EngineParts:
         parts = self._in_transaction
         if parts is None or parts.jobs.guarantee is not self._jobs.guarantee:
             jobs = self._jobs.for_transaction()
             events = self._outcomes.events
             parts = EngineParts(jobs, Outcomes(jobs, ReplayCache(entries=0), events))
             self._in_transaction = parts
-        transaction = self._store.join(connection)
-        return parts, transaction, getattr(transaction, "connection", connection)
+        return parts
 
     # --- life time ----------------------------------------------------------------------------
 

@@ -28,13 +28,13 @@ from weakref import WeakKeyDictionary
 from oncekey.core.codec import JSON
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.identity import SCOPE_MAX_CHARS
-from oncekey.core.origin import ROUTE_MAX_CHARS, Origin, shown
+from oncekey.core.origin import OWN_OPERATIONS, ROUTE_MAX_CHARS, Origin, shown
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.queues.consumer_settings import SURFACE, BrokerFacts, ConsumerSettings, check_text
 
 # The key that remembers which broker a scope belongs to. It stays for as long as keys can.
-OPERATION: Final = "oncekey broker"
+OPERATION: Final = OWN_OPERATIONS + "broker"
 KEY: Final = "broker"
 KEEP: Final = "3650d"
 WAIT: Final = "10s"  # for another process that begins at the same time

@@ -116,7 +116,7 @@ def idempotent_task(
                 codec_of=once._jobs.codec_of,
                 options=options,
             )
-            _check(real, guard, once.policy.with_options(**options))
+            _check(real, guard, once.policy_for(guard.operation, options))
         except ConfigurationError as error:
             # An app that survives the error must not run the task without its guard.
             real.run = _refusal(error)

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError, InFlight, OncekeyError, StoreUnavailable
-from oncekey.core.policy import Policy
 from oncekey.queues.broker import RECEIVE_WAIT_S, BrokerUnavailable, LoginRefused, Settled
 from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.consumer_settings import (
@@ -27,6 +26,7 @@ from oncekey.queues.consumer_settings import (
     BrokerFacts,
     ConsumerPlan,
     ConsumerSettings,
+    Policies,
     RequestChoice,
     plan_of,
 )
@@ -60,12 +60,8 @@ TWIN_WAIT_S: Final = 1.0
 _log = logging.getLogger("oncekey")
 
 # What a consumer that begins waits for: servers of a fleet start in any order. Anything else, such
-# as a refused login or a missing queue, ends it at once.
+# as a refused login or a missing queue, ends it at once; of a store those are ConfigurationErrors.
 AWAITED_AT_START: Final = (BrokerUnavailable, StoreUnavailable, InFlight)
-
-# Of PostgreSQL: the login is refused, or there is no such database. What it misses otherwise, such
-# as its tables, somebody may be about to make.
-_REFUSED_BY_STORE: Final = ("28", "3D000")
 
 OnSettled = Callable[[Message, Disposition], object]
 
@@ -129,6 +125,11 @@ class ConsumerBase:
         return self._call.handler
 
     @property
+    def is_running(self) -> bool:
+        """True from the beginning of `run` to its end."""
+        return self._is_running
+
+    @property
     def is_transactional(self) -> bool:
         """True if its messages are handled in transactions, by an inbox."""
         return self._inbox is not None
@@ -146,8 +147,10 @@ class ConsumerBase:
         free = max(0, min(most - len(self._hand), BATCHES_IN_HAND * most - self.in_hand))
         return free if free >= self._least_free else 0
 
-    def _plan_for(self, facts: BrokerFacts, defaults: Policy, scope: str) -> ConsumerPlan:
-        plan = self._plan = plan_of(self.settings, facts, defaults, scope)
+    def _plan_for(self, facts: BrokerFacts, once: Policies, scope: str) -> ConsumerPlan:
+        in_transaction = self._inbox is not None
+        plan = plan_of(self.settings, facts, once, scope, in_transaction=in_transaction)
+        self._plan = plan
         # Where messages have an order, those in hand may all wait for one of them.
         if self._claims_ahead(plan) and not facts.ordered:
             waiting = self.settings.batch_size - self.settings.concurrency
@@ -241,9 +244,7 @@ class ConsumerBase:
 
     def _tell_unstarted(self, error: OncekeyError, pause: float) -> None:
         """Log that the broker or the store is waited for; raises the error if it is refused."""
-        from oncekey.stores.postgres.errors import sqlstate_of  # only a store that fails needs it
-
-        if isinstance(error, LoginRefused) or sqlstate_of(error).startswith(_REFUSED_BY_STORE):
+        if isinstance(error, LoginRefused):
             raise error
         _log.warning(
             "consumer %s cannot begin yet: %s; trying again in %.1f s",

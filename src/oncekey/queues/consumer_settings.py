@@ -2,7 +2,8 @@
 
 Contains what a consumer refuses to begin with, and what it warns of: a `keep` that is shorter than
 the broker's own memory, a broker that gives a message up before its tries are over, keys that
-cannot be told apart. Asks nobody; `BrokerFacts` are what the broker has told.
+cannot be told apart, terms that the store cannot keep. Asks nobody; `BrokerFacts` are what the
+broker has told.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from oncekey.core.duration import Duration, human, microseconds
 from oncekey.core.errors import ConfigurationError
@@ -151,14 +152,32 @@ class ConsumerPlan(NamedTuple):
         return self.policy.times.lease / _SECOND
 
 
+class Policies(Protocol):
+    """What a plan asks of the engine: its policy, and that of an operation, checked against the
+    store."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    def policy_for(
+        self, operation: str, options: Mapping[str, Any], *, in_transaction: bool = False
+    ) -> Policy: ...
+
+
 def plan_of(
-    settings: ConsumerSettings, facts: BrokerFacts, defaults: Policy, scope: str
+    settings: ConsumerSettings,
+    facts: BrokerFacts,
+    once: Policies,
+    scope: str,
+    *,
+    in_transaction: bool = False,
 ) -> ConsumerPlan:
-    """The plan of a consumer for a queue; raises ConfigurationError if it would not be safe.
-    `defaults` are the engine's policy, and `scope` is that of broker_identity.py."""
+    """The plan of a consumer for a queue; raises ConfigurationError if it would not be safe, or if
+    the store cannot keep what it asks for: every message would fail. `scope` is that of
+    broker_identity.py."""
     options = {**settings.options, "wait": settings.options.get("wait", "0s")}
-    options |= _keep_option(settings, facts, defaults)
-    policy = defaults.with_options(**options)
+    options |= _keep_option(settings, facts, once.policy)
+    policy = once.policy_for(settings.name, options, in_transaction=in_transaction)
     _check_receives(settings, facts)
     _check_hold(settings, facts, policy)
     return ConsumerPlan(

@@ -108,7 +108,7 @@ def idempotent_actor(
             codec_of=once._jobs.codec_of,
             options=options,
         )
-        policy = once.policy.with_options(**options)
+        policy = once.policy_for(guard.operation, options)
         _prepare(actor)
         guarded = GuardedActor(once, actor, guard, retry_safe=policy.retry_safe)
         function = actor.fn

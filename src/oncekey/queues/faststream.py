@@ -112,7 +112,7 @@ class IdempotencyMiddleware:
             broker_name=broker_name,
             options=options,
         )
-        plan_of(self._settings, BrokerFacts(name), once.policy, name)  # what is wrong shows now
+        plan_of(self._settings, BrokerFacts(name), once, name)  # what is wrong shows now
         self._plans: dict[tuple[str, str], ConsumerPlan] = {}
 
     def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
@@ -146,7 +146,7 @@ class IdempotencyMiddleware:
         if plan is None:
             facts = BrokerFacts(queue, broker=identity_of(kind))
             scope = await async_bound_scope(self.once, self._settings, facts)
-            plan = plan_of(self._settings, facts, self.once.policy, scope)
+            plan = plan_of(self._settings, facts, self.once, scope)
             self._plans[queue, kind] = plan
         return plan
 

@@ -124,7 +124,7 @@ def consume(
         except StoreUnavailable as error:
             return give_back(error)
         _scopes.note(once, settings, facts, scope)
-    plan = plan_of(settings, facts, once.policy, scope)
+    plan = plan_of(settings, facts, once, scope)
     return MessageHandler(once, call, plan).handle(entry)
 
 
@@ -139,7 +139,7 @@ async def _handle_async(
         except StoreUnavailable as error:
             return give_back(error)
         _scopes.note(once, settings, facts, scope)
-    plan = plan_of(settings, facts, once.policy, scope)
+    plan = plan_of(settings, facts, once, scope)
     return await AsyncMessageHandler(once, call, plan).handle(entry)
 
 

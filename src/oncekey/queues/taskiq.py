@@ -101,7 +101,7 @@ def idempotent_task(
             codec_of=once._jobs.codec_of,
             options=options,
         )
-        once.policy.with_options(**options)
+        once.policy_for(guard.operation, options)
         task.original_func = _guarded(once, task, guard)
         return task
 

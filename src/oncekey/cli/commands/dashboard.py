@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from oncekey.cli.command_options import json_option, url_argument
+from oncekey.cli.commands.redrive import consumer_of
 from oncekey.cli.open_store import UsageProblem, has_records, open_store, warn_of_move
 from oncekey.cli.output import Output, error_line
 from oncekey.cli.redact import redact_url
@@ -46,6 +47,13 @@ _TOKEN_BYTES: Final = 32
 @click.option("--read-only", is_flag=True, help="Nothing can be decided.")
 @click.option("--bodies", is_flag=True, help="Show stored answers, arguments and step values.")
 @click.option("--by", default="", metavar="NAME", help="Your name, for the notes of decisions.")
+@click.option(
+    "--consumer",
+    "consumers",
+    metavar="MODULE:CONSUMER",
+    multiple=True,
+    help="Let its parked messages be returned; may be repeated.",
+)
 @click.option("--open", "open_browser", is_flag=True, help="Open it in the browser.")
 @json_option
 def dashboard(
@@ -56,6 +64,7 @@ def dashboard(
     read_only: bool,
     bodies: bool,
     by: str,
+    consumers: tuple[str, ...],
     open_browser: bool,
     as_json: bool,
 ) -> None:
@@ -66,8 +75,9 @@ def dashboard(
     with a reason, which goes into the record. Ctrl-C ends it.
 
     It prints a link that signs you in once. With --token-env others can sign in too, with the
-    token. Stored answers are hidden unless --bodies is given. URL may be left out if ONCEKEY_STORE
-    is set.
+    token. Stored answers are hidden unless --bodies is given. With --consumer it has a button that
+    returns the parked messages of that consumer to their queue, once their keys are decided; the
+    consumer is imported, and does not run. URL may be left out if ONCEKEY_STORE is set.
 
     \b
     Examples:
@@ -86,6 +96,7 @@ def dashboard(
         bodies=bodies,
         by=by,
         hosts=serve.LOOPBACK_HOSTS if host in _LOOPBACK else None,
+        consumers=[consumer_of(name) for name in consumers],
     )
     if host not in _LOOPBACK:
         error_line(

@@ -67,7 +67,7 @@ def redrive(name: str, most: int, parked: bool, id: str | None, yes: bool, as_js
     """
     out = Output(as_json=as_json)
     id = _checked(id) if id is not None else _new_id()
-    consumer = _consumer_of(name)
+    consumer = consumer_of(name)
     what = "parked messages" if parked else "dead letters"
     _confirm(consumer, most, what, parked=parked, yes=yes, as_json=as_json)
     with out.progress(f"moving {what}") as show, stop_on_signal() as stop:
@@ -90,7 +90,8 @@ def redrive(name: str, most: int, parked: bool, id: str | None, yes: bool, as_js
     return ExitCode.OK
 
 
-def _consumer_of(name: str) -> Consumer | AsyncConsumer:
+def consumer_of(name: str) -> Consumer | AsyncConsumer:
+    """The one consumer that MODULE:CONSUMER names."""
     members = members_of(import_object(name), name)
     if len(members) > 1:
         raise UsageProblem(f"{name} is a list of {len(members)}; name one consumer")

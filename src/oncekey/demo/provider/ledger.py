@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS acts (
     at REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS acts_order ON acts ("order", kind, handler);
+CREATE TABLE IF NOT EXISTS held ("order" TEXT PRIMARY KEY);
 """
 # A declined card is in the ledger, but is no effect: no money moved.
 _COUNTS = """
@@ -163,6 +164,20 @@ class ProviderLedger:
     def counts(self, order: str, kind: Kind = "charge") -> Counts:
         with self._open() as ledger:
             return Counts(*ledger.execute(_COUNTS, {"order": order, "kind": kind}).fetchone())
+
+    def hold(self, order: str) -> None:
+        """Let a slow card of this order stay unanswered until `let_go`."""
+        with self._open() as ledger:
+            ledger.execute("INSERT OR IGNORE INTO held VALUES (?)", (order,))
+
+    def let_go(self, order: str) -> None:
+        with self._open() as ledger:
+            ledger.execute('DELETE FROM held WHERE "order" = ?', (order,))
+
+    def is_held(self, order: str) -> bool:
+        with self._open() as ledger:
+            found = ledger.execute('SELECT 1 FROM held WHERE "order" = ?', (order,))
+            return found.fetchone() is not None
 
     def overview(self, limit: int) -> Overview:
         """The latest orders and the totals, read in one transaction so that they add up."""

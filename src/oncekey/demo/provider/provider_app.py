@@ -17,12 +17,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from oncekey.demo.cards import SLOW_SECONDS, STUCK_SECONDS, USUAL_SECONDS, Card
+from oncekey.demo.cards import HELD_MAX_SECONDS, SLOW_SECONDS, STUCK_SECONDS, USUAL_SECONDS, Card
 from oncekey.demo.handlers import Handler
 from oncekey.demo.provider.ledger import Kind, ProviderLedger, Wanted
 
 BODY_MAX_BYTES = 4_096
 KEY_MAX_CHARS = 255
+_LOOK_SECONDS = 0.05
 
 
 class Provider:
@@ -91,9 +92,18 @@ class Provider:
             return _error(500, "the money has moved, and then something broke")
         if card is Card.STUCK:
             await self._pause(STUCK_SECONDS if times == 1 else 0)
+        elif card is Card.SLOW:
+            await self._pause(SLOW_SECONDS)
+            await self._while_held(wanted.order)
         else:
-            await self._pause(SLOW_SECONDS if card is Card.SLOW else USUAL_SECONDS)
+            await self._pause(USUAL_SECONDS)
         return JSONResponse(receipt)
+
+    async def _while_held(self, order: str) -> None:
+        for _ in range(round(HELD_MAX_SECONDS / _LOOK_SECONDS)):
+            if not await asyncio.to_thread(self.ledger.is_held, order):
+                return
+            await self._pause(_LOOK_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -101,6 +101,7 @@ async def _flaky(tools: ScenarioTools, key: str) -> Played:
 
 async def _slow(tools: ScenarioTools, key: str) -> Played:
     tools.on_progress(f"sending a charge, with {CLIENT_TIMEOUT_SECONDS:g} s of patience")
+    await asyncio.to_thread(tools.ledger.hold, key)
     first = asyncio.create_task(tools.client.charge(key, card=Card.SLOW))
     # Its patience begins here. On a busy machine it could be over before the API has the request.
     await until(lambda: tools.ledger.counts(key).acted > 0, "the provider has acted", first)
@@ -108,6 +109,7 @@ async def _slow(tools: ScenarioTools, key: str) -> Played:
     with suppress(TimeoutError):
         reply = await asyncio.wait_for(first, CLIENT_TIMEOUT_SECONDS)
         gave_up = reply.as_result("first")
+    await asyncio.to_thread(tools.ledger.let_go, key)
     retry = await persist(
         "retry", lambda: tools.client.charge(key, card=Card.SLOW), tools.on_progress
     )

@@ -120,7 +120,7 @@ class AsyncConsumer(ConsumerBase):
         await self._once._ready()
         facts = await answered(self._broker.facts())
         scope = await async_bound_scope(self._once, self.settings, facts)
-        return self._plan_for(facts, self._once.policy, scope)
+        return self._plan_for(facts, self._once, scope)
 
     async def _start_patiently(self) -> ConsumerPlan | None:
         """Start; wait for a broker or a store that does not answer yet. None if it is stopped."""

@@ -132,7 +132,7 @@ class Consumer(ConsumerBase):
         self._once._ready()
         facts = self._broker.facts()
         scope = bound_scope(self._once, self.settings, facts)
-        return self._plan_for(facts, self._once.policy, scope)
+        return self._plan_for(facts, self._once, scope)
 
     def _start_patiently(self) -> ConsumerPlan | None:
         """Start; wait for a broker or a store that does not answer yet. None if it is stopped."""

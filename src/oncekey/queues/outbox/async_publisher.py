@@ -43,7 +43,6 @@ class AsyncOutboxPublisher(PublisherBase):
     async def run(self) -> None:
         """Publish until `stop`. What is being sent then is finished, the rest is given back."""
         with self._ending():
-            await self.once._ready()
             try:
                 await self._drive(self._begin())
             finally:
@@ -96,4 +95,5 @@ class AsyncOutboxPublisher(PublisherBase):
                 return await answered(self._sender.send(effect.messages))
             except Exception as error:
                 return error
+        await self.once._ready()  # in the loop, so that a store that is not up yet is waited for
         return await self._store.outbox(effect)

@@ -51,7 +51,6 @@ class OutboxPublisher(PublisherBase):
     def run(self) -> None:
         """Publish until `stop`. What is being sent then is finished, the rest is given back."""
         with self._ending():
-            self.once._ready()
             try:
                 self._drive(self._begin())
             finally:
@@ -98,4 +97,5 @@ class OutboxPublisher(PublisherBase):
                 return self._sender.send(effect.messages)
             except Exception as error:
                 return error
+        self.once._ready()  # in the loop, so that a store that is not up yet is waited for
         return self._store.outbox(effect)

@@ -165,7 +165,7 @@ class LambdaHandler:
                 self._once._ready()
                 facts = broker.facts()
                 scope = bound_scope(self._once, self.settings, facts)
-                plan = plan_of(self.settings, facts, self._once.policy, scope)
+                plan = plan_of(self.settings, facts, self._once, scope)
                 handler = MessageHandler(self._once, self._call, plan)
                 found = self._sources[arn] = _Source(arn, broker, handler, self.settings)
             return found
