@@ -1,8 +1,8 @@
 """The table of what is crossed: the axes, their values, and what each value means.
 
 A crossing has one value of each axis. Which of them cannot work says `refusals.py`; which of them
-are run, `covering_cases.py`. The interpreter is an axis too, with the one value that runs the tests:
-`make test-versions` runs all of this on each.
+are run, `covering_cases.py`. The interpreter is an axis too, with the one value that runs the
+tests: `make test-versions` runs all of this on each.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ AXES: Final[dict[str, dict[str, str]]] = {
         "fenced": "`require=fenced`, `retry_safe=True`",
         "transactional": "`require=transactional`, in a transaction of the caller if it can be",
     },
+    "policy": {
+        "operation": "the level is required of the operation",
+        "engine": "it is required of the whole engine, `Once(policy=Policy(...))`",
+    },
     "move": {
         "none": "the store was always alone",
         "arriving": "`moving://OLD,STORE`: keys are being moved to it",
@@ -79,6 +83,7 @@ class Crossing(NamedTuple):
     mode: str = "sync"
     surface: str = "function"
     level: str = "any"
+    policy: str = "operation"
     move: str = "none"
     change: str = "none"
     reader: str = "engine"

@@ -40,28 +40,31 @@ def working(strength: int = 2) -> tuple[Crossing, ...]:
 
 @functools.cache
 def refused() -> tuple[tuple[Crossing, Refusal], ...]:
-    """A crossing for every pair that is refused, with the one refusal that it meets."""
+    """A crossing for every pair that is refused, with the one refusal that it meets; and each
+    refusal with every value of the other axes, because a surface may lose an error on its way."""
     found: dict[Crossing, Refusal] = {}
-    done: set[tuple[Choice, ...]] = set()
     for refusal in REFUSALS:
+        done: set[tuple[Choice, ...]] = set()  # by this refusal
         for part in _refused_parts(refusal):
             if part not in done:
-                crossing = _widest(part, done, 2, refusal)
-                assert crossing is not None, f"nothing but {part} forbids it nowhere"
-                found[crossing] = refusal
-                done |= parts_of(crossing, 2)
+                crossing = _widest(part, done, 1, refusal)
+                if crossing is not None:
+                    found[crossing] = refusal
+                    done |= parts_of(crossing, 1) | parts_of(crossing, len(refusal.values))
     return tuple(found.items())
 
 
 def _refused_parts(refusal: Refusal) -> Iterator[tuple[Choice, ...]]:
-    """The pairs of a refusal. One that a single value meets is a pair with every other value."""
-    named = [(axis, value) for axis, values in refusal.values.items() for value in values]
-    for part in _all_parts(2):
-        axes = {axis for axis, _ in part}
-        if set(refusal.values) <= axes and sum(choice in named for choice in part) == len(
-            refusal.values
-        ):
-            yield part
+    """The pairs of a refusal, and then every value for itself."""
+    for values in itertools.product(*refusal.values.values()):
+        yield _sorted(zip(refusal.values, values, strict=True))
+    for axis, among in AXES.items():
+        for value in among:
+            yield ((axis, value),)
+
+
+def _sorted(part: Iterable[Choice]) -> tuple[Choice, ...]:
+    return tuple(sorted(part, key=lambda choice: _NAMES.index(choice[0])))
 
 
 def _all_parts(strength: int) -> Iterator[tuple[Choice, ...]]:
@@ -69,11 +72,14 @@ def _all_parts(strength: int) -> Iterator[tuple[Choice, ...]]:
     axes = sorted(_NAMES, key=lambda axis: -len(AXES[axis]))
     for some in itertools.combinations(axes, strength):
         for values in itertools.product(*(AXES[axis] for axis in some)):
-            yield tuple(sorted(zip(some, values, strict=True), key=lambda c: _NAMES.index(c[0])))
+            yield _sorted(zip(some, values, strict=True))
 
 
 def _widest(
-    part: Iterable[Choice], done: set[tuple[Choice, ...]], strength: int, only: Refusal | None = None
+    part: Iterable[Choice],
+    done: set[tuple[Choice, ...]],
+    strength: int,
+    only: Refusal | None = None,
 ) -> Crossing | None:
     """A crossing with these values that has many combinations that are not done; None if there is
     none that works, or that meets this refusal and no other."""
@@ -88,7 +94,7 @@ def _widest(
         # New pairs first; where there are none, the values take turns.
         turn = len(done) % len(AXES[axis])
         values = [*list(AXES[axis])[turn:], *list(AXES[axis])[:turn]]
-        for value in sorted(values, key=lambda value: -_gain(chosen, axis, value, done)):
+        for value in sorted(values, key=lambda value: -_gain(chosen, axis, value, done, strength)):
             if strength > 2 or _may_be({**chosen, axis: value}, only):
                 found = complete({**chosen, axis: value}, others)
                 if found is not None:
@@ -98,14 +104,13 @@ def _widest(
     return complete(fixed, free)
 
 
-def _gain(chosen: dict[str, str], axis: str, value: str, done: set[tuple[Choice, ...]]) -> int:
-    """How many pairs with what is chosen would be new."""
-    return sum(_pair((axis, value), choice) not in done for choice in chosen.items())
-
-
-def _pair(one: Choice, other: Choice) -> tuple[Choice, Choice]:
-    first, second = sorted((one, other), key=lambda choice: _NAMES.index(choice[0]))
-    return first, second
+def _gain(
+    chosen: dict[str, str], axis: str, value: str, done: set[tuple[Choice, ...]], strength: int
+) -> int:
+    """How much would be new: the value itself, or its pairs with what is chosen."""
+    if strength == 1:
+        return ((axis, value),) not in done
+    return sum(_sorted([(axis, value), choice]) not in done for choice in chosen.items())
 
 
 def _is_wanted(crossing: Crossing, only: Refusal | None) -> bool:
@@ -114,7 +119,12 @@ def _is_wanted(crossing: Crossing, only: Refusal | None) -> bool:
 
 
 def _may_be(chosen: dict[str, str], only: Refusal | None) -> bool:
-    """False if what is chosen so far is refused already, for whatever comes next."""
+    """False if what is chosen so far is refused already, whatever comes next, or if it cannot meet
+    the refusal any more that it has to."""
+    if only is not None and any(
+        axis in chosen and chosen[axis] not in values for axis, values in only.values.items()
+    ):
+        return False
     for refusal in REFUSALS:
         if refusal is not only and all(
             chosen.get(axis) in values for axis, values in refusal.values.items()

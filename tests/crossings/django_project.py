@@ -47,6 +47,7 @@ class DjangoProject:
                 "caller": lambda request: "me",
                 "close": False,
                 "rules": None,
+                "unserved": "allow",  # the views of other crossings
             },
         )
         self._overridden.enable()

@@ -81,9 +81,7 @@ def _by_command(world: World, said: Said) -> Figures:
     level = None
     if not url.startswith("moving:"):
         level = run("guarantee", url)["guarantee"]
-    return Figures(
-        states, stats["pending"], stats["unknown"], stats["rows"], stats["bytes"], level
-    )
+    return Figures(states, stats["pending"], stats["unknown"], stats["rows"], stats["bytes"], level)
 
 
 _TILE = re.compile(r"<dt>([^<]+)</dt><dd[^>]*>([^<]*)</dd><dd class=\"more\">([^<]*)<")
@@ -124,8 +122,10 @@ def _by_exporter(world: World, said: Said) -> Figures:
     )
     gauges = {gauge.name.removeprefix(PREFIX): gauge.value for gauge in gauges_of(reading)}
     assert gauges["open_complete"] == 1
-    shown = (int(gauges[name]) for name in ("pending", "unknown", "rows", "bytes"))
-    return Figures(None, *shown)
+    pending, unknown, rows, size = (
+        int(gauges[name]) for name in ("pending", "unknown", "rows", "bytes")
+    )
+    return Figures(None, pending, unknown, rows, size)
 
 
 _READERS: dict[str, Callable[[World, Said], Figures]] = {

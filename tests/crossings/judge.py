@@ -175,7 +175,7 @@ class Judge:
         return single.get(crossing.store, "transactional")
 
     def call(self, key: str, cents: int = CENTS) -> Answer:
-        answer = self.world.surface.call(key, cents)
+        answer: Answer = self.world.surface.call(key, cents)
         return answer._replace(error=None) if answer.kind != "refused" else answer
 
     def runs(self, key: str) -> int:

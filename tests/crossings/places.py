@@ -1,5 +1,5 @@
-"""Where the records of a crossing are: its store, opened for threads or for asyncio, on servers that
-the run shares; its URL for the command line; and how many records it has, counted without oncekey.
+"""Where the records of a crossing are: its store, for threads or for asyncio, on servers that the
+run shares; its URL for the command line; and how many records it has, counted without oncekey.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from oncekey.stores.redis.keyspace import Keyspace
 from oncekey.stores.replica_sightings import Replica, pack_replica
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 from oncekey.testing import FakeClock
+from oncekey.testing.sync_facade import is_async
 
 REPLICA = "10.0.0.7:6379"
 
@@ -44,7 +45,7 @@ class Place:
         self.store = store
         self.url = url
         self.records = records
-        self.is_async = hasattr(store, "apply") and _is_async(store)
+        self.is_async = is_async(store)
 
     def lower(self) -> Any:
         """Switch the server's durability off for as long as the block lasts."""
@@ -64,12 +65,6 @@ class Place:
         self.store._program.watch.expire()
 
 
-def _is_async(store: Any) -> bool:
-    from oncekey.testing.sync_facade import is_async
-
-    return is_async(store)
-
-
 class PostgresPlace(Place):
     schema: str
 
@@ -83,7 +78,8 @@ class PostgresPlace(Place):
 
     def see_replica(self) -> None:
         now = time.time_ns() // 1_000
-        sql = f"INSERT INTO {Layout(self.schema).quoted}.meta (name, value, since, until) VALUES (%s, %s, %s, %s)"  # noqa: S608
+        table = f"{Layout(self.schema).quoted}.meta (name, value, since, until)"
+        sql = f"INSERT INTO {table} VALUES (%s, %s, %s, %s)"  # noqa: S608
         with psycopg.connect(server().url(DATABASE), autocommit=True) as connection:
             value = pack_replica(Replica(REPLICA))
             connection.execute(sql.encode(), (f"replica {REPLICA}", value, now, now))
@@ -112,26 +108,26 @@ def opened(
     store: str, mode: str, retention: str, clock: FakeClock, folder: Path, *, changes: bool = False
 ) -> Iterator[Place]:
     """An empty place of this kind. One whose guarantee `changes` has connections of its own."""
-    is_async = mode == "async"
-    made = _PLACES[store](is_async, retention, clock, folder, changes)
+    in_tasks = mode == "async"
+    made = _PLACES[store](in_tasks, retention, clock, folder, changes)
     try:
         yield made
     finally:
-        if is_async:
+        if in_tasks:
             shared_loop().run(made.store.close())
         else:
             made.store.close()
 
 
-def _memory(is_async: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
-    store: Any = AsyncMemoryStore(clock=clock.wall) if is_async else MemoryStore(clock=clock.wall)
-    inner = store.memory if is_async else store
+def _memory(in_tasks: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
+    store: Any = AsyncMemoryStore(clock=clock.wall) if in_tasks else MemoryStore(clock=clock.wall)
+    inner = store.memory if in_tasks else store
     return Place(store, "", lambda: len(inner._records))
 
 
-def _sqlite(is_async: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
+def _sqlite(in_tasks: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
     path = folder / f"{uuid4().hex}.db"
-    store = (AsyncSQLiteStore if is_async else SQLiteStore)(path, clock=clock.wall)
+    store = (AsyncSQLiteStore if in_tasks else SQLiteStore)(path, clock=clock.wall)
 
     def records() -> int:
         with closing(sqlite3.connect(path)) as connection:
@@ -141,15 +137,14 @@ def _sqlite(is_async: bool, retention: str, clock: FakeClock, folder: Path, own:
     return Place(store, f"sqlite:///{path}", records)
 
 
-def _postgres(is_async: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
+def _postgres(in_tasks: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
     shape: dict[str, Any] = RING if retention == "ring" else {}
     if own:
-        full = {**emptied(shape), "clock": clock.wall, "migrate": "never"}
-        full.pop("migrate")
+        full = {**emptied(shape), "clock": clock.wall}
         where = server().url(DATABASE)
-        store: Any = (AsyncPostgresStore if is_async else PostgresStore)(where, **full)
+        store: Any = (AsyncPostgresStore if in_tasks else PostgresStore)(where, **full)
     else:
-        store = (reused_async_store if is_async else reused_store)(clock.wall, **shape)
+        store = (reused_async_store if in_tasks else reused_store)(clock.wall, **shape)
     schema = store._options.schema
     options = "".join(f"&{name}={value}" for name, value in shape.items())
     table = f"{Layout(schema).quoted}.records"
@@ -166,13 +161,13 @@ def _postgres(is_async: bool, retention: str, clock: FakeClock, folder: Path, ow
 
 
 def _on_redis(servers: str) -> Callable[..., Place]:
-    def made(is_async: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
+    def made(in_tasks: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
         if own:
-            (reused_redis_store)(clock.wall, servers)  # empties it
-            kind = AsyncRedisStore if is_async else RedisStore
+            reused_redis_store(clock.wall, servers)  # empties it
+            kind = AsyncRedisStore if in_tasks else RedisStore
             store: Any = kind(SERVERS[servers]()[1], clock=clock.wall)
         else:
-            store = (reused_async_redis_store if is_async else reused_redis_store)(
+            store = (reused_async_redis_store if in_tasks else reused_redis_store)(
                 clock.wall, servers
             )
         holders, url = SERVERS[servers]()
@@ -191,8 +186,8 @@ def _on_redis(servers: str) -> Callable[..., Place]:
     return made
 
 
-def _etcd(is_async: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
-    store: Any = (reused_async_etcd_store if is_async else reused_etcd_store)(clock.wall)
+def _etcd(in_tasks: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
+    store: Any = (reused_async_etcd_store if in_tasks else reused_etcd_store)(clock.wall)
     prefix = store.options.prefix
 
     def records() -> int:

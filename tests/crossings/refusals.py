@@ -38,7 +38,10 @@ class Missing(NamedTuple):
 
 REFUSALS: Final = (
     Refusal(
-        {"store": ("memory", "sqlite", "redis", "valkey", "cluster", "etcd"), "retention": ("ring",)},
+        {
+            "store": ("memory", "sqlite", "redis", "valkey", "cluster", "etcd"),
+            "retention": ("ring",),
+        },
         "ConfigurationError",
         "retention",
     ),
@@ -50,12 +53,12 @@ REFUSALS: Final = (
     Refusal(
         {"surface": _SYNC_ONLY, "mode": ("async",)},
         "ConfigurationError",
-        "a Once, not an? AsyncOnce",
+        "Once, not an? AsyncOnce|gave an? AsyncOnce",
     ),
     Refusal(
         {"store": ("memory", "cluster"), "level": _REQUIRES},
         "ConfigurationError",
-        "requires .* but would run at best effort",
+        "requires .* but would run at best effort|has no transactions",
     ),
     Refusal(
         {"store": ("redis", "valkey", "etcd"), "level": ("transactional",)},
@@ -65,7 +68,7 @@ REFUSALS: Final = (
     Refusal(
         {"surface": _HAS_NO_TRANSACTION, "level": ("transactional",)},
         "ConfigurationError",
-        "requires transactional but would run at",
+        "requires transactional",
     ),
     Refusal(
         {"move": ("arriving", "leaving"), "level": ("transactional",)},
@@ -76,8 +79,8 @@ REFUSALS: Final = (
     Refusal({"move": ("left",)}, "ConfigurationError", "all keys of this store were moved"),
     Refusal(
         {"change": ("lowered", "replica"), "level": _REQUIRES},
-        "GuaranteeLost",
-        "the store's guarantee has become best effort",
+        "StoreUnavailable",
+        "the store's guarantee (has become|was .* and is) best effort",
     ),
     Refusal(
         {"store": ("memory",), "reader": ("cli",)},
@@ -88,7 +91,10 @@ REFUSALS: Final = (
 
 MISSING: Final = (
     Missing(
-        {"store": ("memory", "sqlite", "etcd", "cluster"), "change": ("lowered", "replica", "forgotten")},
+        {
+            "store": ("memory", "sqlite", "etcd", "cluster"),
+            "change": ("lowered", "replica", "forgotten"),
+        },
         "memory and a Cluster with replicas are best effort from the start; a file has no server "
         "whose settings change; what etcd acknowledges is with a majority",
     ),

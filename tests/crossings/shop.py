@@ -17,8 +17,8 @@ from oncekey import current_attempt
 class Answer(NamedTuple):
     """How one call ended, in the same words on every surface.
 
-    kind    "done", "mismatch", "unknown", "failed" for an error that was stored, "raised" for one of
-            the body itself, "died", or "refused"
+    kind    "done", "mismatch", "unknown", "failed" for an error that was stored, "raised" for one
+            of the body itself, "died", or "refused"
     value   what the body returned, with the status of a response
     error   what it was refused with
     """

@@ -7,7 +7,6 @@ transactional, the caller's database. `call` sends one request. Those of the web
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from tests.crossings.rows import INSERT, Rows
 from tests.crossings.shop import Answer, Declined, Killed, Shop
 from tests.support.reused_stores import shared_loop
 
-from oncekey import Mismatch, OncekeyError, OperationFailed, OutcomeUnknown
+from oncekey import Mismatch, OncekeyError, OperationFailed, OutcomeUnknown, StoreUnavailable
 from oncekey.queues import AsyncConsumer, Consumer, Kind, MemoryBroker, Message
 from oncekey.queues.celery import idempotent_task
 from oncekey.queues.dramatiq import idempotent_actor
@@ -104,7 +103,7 @@ class Function(Surface):
 
             self._charge = guard(charge)
         else:
-            self._charge = guard(lambda key, cents: self.shop.charge(key, cents))
+            self._charge = guard(self.shop.charge)
 
     def call(self, key: str, cents: int) -> Answer:
         if self.rows is None:
@@ -218,7 +217,7 @@ class QueueConsumer(Surface):
         return self._answer(key, disposition)
 
     def _answer(self, key: str, disposition: Any) -> Answer:
-        """The answer that a disposition stands for. A removed message has its value in the store."""
+        """The answer that a disposition stands for. The value of a removed message is stored."""
         said = disposition.dead_letter.error if disposition.dead_letter else disposition.reason
         if disposition.kind is Kind.REMOVE:
             made = self.once.get(self.operation, key, scope=self.scope)
@@ -226,7 +225,7 @@ class QueueConsumer(Surface):
         if disposition.kind is Kind.PARK:
             return Answer("unknown")
         if disposition.kind is Kind.GIVE_BACK:
-            return Answer("refused", error=RuntimeError(said))
+            return Answer("refused", error=StoreUnavailable(said))
         if disposition.kind is Kind.DEAD_LETTER:
             return Answer("mismatch" if said.startswith("Mismatch") else "failed", error=None)
         return Answer("raised" if disposition.kind is Kind.RETRY else "died")
@@ -262,7 +261,7 @@ class DramatiqActor(Surface):
         def charge(key: str, cents: int) -> Any:
             return self.shop.charge(key, cents)
 
-        actor = dramatiq.actor(charge, actor_name="charge", broker=StubBroker())
+        actor = dramatiq.actor(actor_name="charge", broker=StubBroker())(charge)
         self._actor = idempotent_actor(self.once, key=lambda key, cents: key, **self.options)(actor)
 
     def call(self, key: str, cents: int) -> Answer:
@@ -299,7 +298,7 @@ class FastStreamHandler(Surface):
             **self.options,
         )
         self._guard = guard
-        self._broker = RabbitBroker(middlewares=[guard])
+        self._broker: Any = RabbitBroker(middlewares=[guard])
 
         @self._broker.subscriber("orders", ack_policy=AckPolicy.REJECT_ON_ERROR)
         async def charge(order: dict[str, Any]) -> Any:
@@ -310,7 +309,7 @@ class FastStreamHandler(Surface):
 
     def call(self, key: str, cents: int) -> Answer:
         self._ended = None
-        return answered_or(self, lambda: self.wait(self._deliver(key, cents)))
+        return answered(lambda: self.wait(self._deliver(key, cents)))
 
     async def _deliver(self, key: str, cents: int) -> Any:
         # What FastStream swallows, the guard is asked for first.
@@ -328,7 +327,7 @@ class FastStreamHandler(Surface):
         self.once.run = noting
         try:
             async with TestRabbitBroker(self._broker):
-                order = {"key": key, "request": [key, cents]}
+                order: Any = {"key": key, "request": [key, cents]}
                 response = await self._broker.request(order, "orders", timeout=60)
                 value = await response.decode()
         finally:
@@ -336,10 +335,3 @@ class FastStreamHandler(Surface):
         if seen:
             raise seen[0]
         return value
-
-
-def answered_or(surface: FastStreamHandler, call: Callable[[], Any]) -> Answer:
-    return answered(call)
-
-
-assert asyncio

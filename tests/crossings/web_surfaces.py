@@ -15,6 +15,7 @@ from tests.crossings.rows import INSERT
 from tests.crossings.shop import Answer
 from tests.crossings.surfaces import Surface, answer_of
 
+from oncekey import StoreUnavailable
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.fastapi import Idempotency
 from oncekey.http.flask import Idempotency as FlaskIdempotency
@@ -23,10 +24,6 @@ from oncekey.http.rules import Rule
 from oncekey.http.wsgi import IdempotencyWSGI
 
 _KINDS = {"key-reused": "mismatch", "outcome-unknown": "unknown", "failed": "failed"}
-
-
-class Refused(Exception):
-    """A response that says that nothing ran, and why."""
 
 
 class WebSurface(Surface):
@@ -48,7 +45,8 @@ class WebSurface(Surface):
         code = problem.get("code")
         if code in _KINDS:
             return Answer(_KINDS[code])
-        return Answer("refused", error=Refused(f"{response.status_code} {response.text}"))
+        assert response.status_code == StoreUnavailable.status, response.text
+        return Answer("refused", error=StoreUnavailable(response.text))
 
     def send(self, headers: dict[str, str], body: bytes) -> httpx.Response:
         raise NotImplementedError
@@ -87,7 +85,7 @@ class FastApiSurface(AsgiSurface):
         guarded = Idempotency(self.once, caller=lambda request: "me", close=False)
         guarded.attach(app)
         self._app = app
-        self._engine = None
+        self._engine: Any = None
         if self.rows is not None:
             self._serve_rows(app, guarded)
             return
@@ -106,10 +104,8 @@ class FastApiSurface(AsgiSurface):
             async with AsyncSession(engine) as made:
                 yield made
 
-        options = {name: value for name, value in self.options.items() if name != "require"}
-
         @app.post("/charges", status_code=201)
-        @guarded.guard(transaction=session, **options)
+        @guarded.guard(transaction=session, **self.options)
         async def charge(request: Request, db: AsyncSession = Depends(session)) -> Any:  # noqa: B008
             key, cents = (await request.json())["request"]
             self.shop.count_run(key)

@@ -160,7 +160,7 @@ class World:
         self.open_on(self.place.store, self.place)
 
     def open_on(self, store: Any, place: Place) -> None:
-        """Open an engine on a store, and the surface on it. The caller's rows are beside `place`."""
+        """Open an engine on a store, and the surface on it; the caller's rows are at `place`."""
         self.close()
         self.rows = self._rows_beside(place)
         self.once = self._engine(store)
@@ -169,12 +169,13 @@ class World:
 
     def _engine(self, store: Any) -> Any:
         engine = AsyncOnce if self.crossing.mode == "async" else Once
-        policy = Policy(**TERMS)
+        required = OPTIONS[self.crossing.level] if self.crossing.policy == "engine" else {}
+        policy = Policy(**TERMS, **required)
         return engine(store, policy=policy, raw_keys=True, cache=0, clock=self.clock)
 
     def _surface(self, once: Any) -> Surface:
-        options = dict(OPTIONS[self.crossing.level])
-        return SURFACES[self.crossing.surface](once, self.shop, options, self.rows)
+        options = OPTIONS[self.crossing.level] if self.crossing.policy == "operation" else {}
+        return SURFACES[self.crossing.surface](once, self.shop, dict(options), self.rows)
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -183,7 +184,8 @@ class World:
         that of `surface`."""
         if self.rows is not None:
             self.shop.kills.add(key)
-            return self.surface.call(key, cents)
+            killed: Answer = self.surface.call(key, cents)
+            return killed
         failpoints = Failpoints()
         surface = self._surface(self._engine(failpoints.wrap(self._store)))
         failpoints.crash(before="finish")

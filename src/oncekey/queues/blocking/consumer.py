@@ -130,6 +130,8 @@ class Consumer(ConsumerBase):
         if self._plan is not None:
             return self._plan
         self._once._ready()
+        if self._inbox is not None:
+            self._inbox.check()
         facts = self._broker.facts()
         scope = bound_scope(self._once, self.settings, facts)
         return self._plan_for(facts, self._once, scope)
