@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tests.crossings.axes import AXES, Crossing
-from tests.crossings.refusals import REFUSALS, Refusal, is_missing, refusals_of
+from tests.crossings.refusals import MISSING, REFUSALS, Refusal, is_missing, refusals_of
 
 Choice = tuple[str, str]  # an axis and one of its values
 _NAMES: Final = tuple(AXES)
@@ -29,7 +29,7 @@ def working(strength: int = 2) -> tuple[Crossing, ...]:
     """Crossings in which every combination of so many values occurs that can work at all."""
     chosen = list(working(strength - 1)) if strength > 2 else []
     done = set().union(*(parts_of(crossing, strength) for crossing in chosen))
-    for part in _all_parts(strength):
+    for part in all_parts(strength):
         if part not in done:
             best = _widest(part, done, strength)
             if best is not None:
@@ -67,7 +67,8 @@ def _sorted(part: Iterable[Choice]) -> tuple[Choice, ...]:
     return tuple(sorted(part, key=lambda choice: _NAMES.index(choice[0])))
 
 
-def _all_parts(strength: int) -> Iterator[tuple[Choice, ...]]:
+def all_parts(strength: int) -> Iterator[tuple[Choice, ...]]:
+    """All combinations of so many values."""
     # The largest axes first: the others find room in the crossings that these need.
     axes = sorted(_NAMES, key=lambda axis: -len(AXES[axis]))
     for some in itertools.combinations(axes, strength):
@@ -95,7 +96,7 @@ def _widest(
         turn = len(done) % len(AXES[axis])
         values = [*list(AXES[axis])[turn:], *list(AXES[axis])[:turn]]
         for value in sorted(values, key=lambda value: -_gain(chosen, axis, value, done, strength)):
-            if strength > 2 or _may_be({**chosen, axis: value}, only):
+            if _may_be({**chosen, axis: value}, only):
                 found = complete({**chosen, axis: value}, others)
                 if found is not None:
                     return found
@@ -107,10 +108,11 @@ def _widest(
 def _gain(
     chosen: dict[str, str], axis: str, value: str, done: set[tuple[Choice, ...]], strength: int
 ) -> int:
-    """How much would be new: the value itself, or its pairs with what is chosen."""
+    """How much would be new: the value itself, or what it forms with what is chosen."""
     if strength == 1:
         return ((axis, value),) not in done
-    return sum(_sorted([(axis, value), choice]) not in done for choice in chosen.items())
+    others = itertools.combinations(chosen.items(), strength - 1)
+    return sum(_sorted([(axis, value), *some]) not in done for some in others)
 
 
 def _is_wanted(crossing: Crossing, only: Refusal | None) -> bool:
@@ -125,9 +127,8 @@ def _may_be(chosen: dict[str, str], only: Refusal | None) -> bool:
         axis in chosen and chosen[axis] not in values for axis, values in only.values.items()
     ):
         return False
-    for refusal in REFUSALS:
-        if refusal is not only and all(
-            chosen.get(axis) in values for axis, values in refusal.values.items()
-        ):
-            return False
-    return True
+    forbidden = [refusal.values for refusal in REFUSALS if refusal is not only]
+    forbidden += [missing.values for missing in MISSING]
+    return not any(
+        all(chosen.get(axis) in among for axis, among in values.items()) for values in forbidden
+    )

@@ -5,28 +5,12 @@ The rules are the promises of README's tables, in the order in which the scenari
 
 from __future__ import annotations
 
-from typing import Final
-
 from tests.crossings.figures import Said, read
+from tests.crossings.rules import RULES
 from tests.crossings.shop import Answer
 from tests.crossings.worlds import World
 
 CENTS, OTHER_CENTS = 500, 900
-
-# name -> what it says, as the page shows it
-RULES: Final = {
-    "first": "a first call runs once and has one effect",
-    "replay": "a retry gets the same answer, and nothing runs",
-    "mismatch": "another request under the same key is refused, and nothing runs",
-    "error": "a body that raises: its error is stored, or, where the level allows it, a retry runs",
-    "death": "an owner that dies after its effect: the key is unknown, or, where the level allows "
-    "it, a retry runs and ends with one effect",
-    "moved": "what ran before a move, or before the guarantee changed, is replayed after it",
-    "label": "the guarantee says what the store is worth now",
-    "figures": "what a reader shows is what was counted: keys and their states, pending, unknown, "
-    "rows, bytes",
-    "effects": "every key that succeeded has one effect, whatever happened meanwhile",
-}
 
 
 class Judgement(AssertionError):

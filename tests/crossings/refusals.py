@@ -22,11 +22,12 @@ _REQUIRES = ("at_most_once", "fenced", "transactional")
 
 class Refusal(NamedTuple):
     """These values together are refused. `error` is the name of the class, `says` a regular
-    expression that the message matches."""
+    expression that the message matches, `why` what the page says."""
 
     values: Mapping[str, tuple[str, ...]]
     error: str
     says: str
+    why: str
 
 
 class Missing(NamedTuple):
@@ -44,48 +45,67 @@ REFUSALS: Final = (
         },
         "ConfigurationError",
         "retention",
+        "only PostgreSQL has a ring; elsewhere the option is unknown",
     ),
     Refusal(
         {"surface": _ASYNC_ONLY, "mode": ("sync",)},
         "ConfigurationError",
         "AsyncOnce, not a Once",
+        "they need an `AsyncOnce`",
     ),
     Refusal(
         {"surface": _SYNC_ONLY, "mode": ("async",)},
         "ConfigurationError",
         "Once, not an? AsyncOnce|gave an? AsyncOnce",
+        "they need a `Once`",
     ),
     Refusal(
         {"store": ("memory", "cluster"), "level": _REQUIRES},
         "ConfigurationError",
         "requires .* but would run at best effort|has no transactions",
+        "they can lose what they acknowledged, so they are best effort",
     ),
     Refusal(
         {"store": ("redis", "valkey", "etcd"), "level": ("transactional",)},
         "ConfigurationError",
         "no transactions|requires transactional",
+        "they have no transactions that a caller's rows could be in",
     ),
     Refusal(
         {"surface": _HAS_NO_TRANSACTION, "level": ("transactional",)},
         "ConfigurationError",
         "requires transactional",
+        "they run outside of the caller's transactions",
     ),
     Refusal(
         {"move": ("arriving", "leaving"), "level": ("transactional",)},
         "ConfigurationError",
         "a transaction belongs to one database|requires transactional",
+        "a transaction belongs to one database, and the keys are in two",
     ),
-    Refusal({"move": ("unfilled",)}, "ConfigurationError", "still being filled from another one"),
-    Refusal({"move": ("left",)}, "ConfigurationError", "all keys of this store were moved"),
+    Refusal(
+        {"move": ("unfilled",)},
+        "ConfigurationError",
+        "still being filled from another one",
+        "what only the old store knows would run again",
+    ),
+    Refusal(
+        {"move": ("left",)},
+        "ConfigurationError",
+        "all keys of this store were moved",
+        "the new store may have newer outcomes",
+    ),
     Refusal(
         {"change": ("lowered", "replica"), "level": _REQUIRES},
         "StoreUnavailable",
         "the store's guarantee (has become|was .* and is) best effort",
+        "the guarantee is below what is required; over HTTP it is a 503",
     ),
     Refusal(
         {"store": ("memory",), "reader": ("cli",)},
         "ExitCode.USAGE",
         "lives and ends within one process",
+        "no other process can see it",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,11 @@ def said(capfd: pytest.CaptureFixture[str]) -> Said:
     return lambda: capfd.readouterr().out
 
 
-@pytest.mark.parametrize("crossing", working(), ids=str)
+# `make soak` runs every combination of three values.
+STRENGTH = 3 if os.environ.get("ONCEKEY_SOAK") else 2
+
+
+@pytest.mark.parametrize("crossing", working(STRENGTH), ids=str)
 def test_a_crossing_that_can_work_keeps_every_rule(
     crossing: Crossing, tmp_path: Path, said: Said
 ) -> None:

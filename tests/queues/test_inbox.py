@@ -22,10 +22,9 @@ from sqlalchemy.orm import sessionmaker
 from tests.queues.outbox_case import clear, database
 from tests.support.caller_connections.frameworks import django_databases
 
-from oncekey import AsyncOnce, ConfigurationError, Once, OperationFailed, Policy, Terminal
-from oncekey.queues import AsyncConsumer, Consumer, Disposition, Kind, MemoryBroker, Message
+from oncekey import AsyncOnce, ConfigurationError, Once, OperationFailed, Terminal
+from oncekey.queues import Consumer, Disposition, Kind, MemoryBroker, Message
 from oncekey.queues.inbox import AsyncInbox, Inbox, django_transaction
-from oncekey.queues.memory_broker import AsyncMemoryBroker
 from oncekey.queues.outbox import KEY_HEADER, Outbox, OutboxPublisher, memory_sender
 
 INSERT = "INSERT INTO orders VALUES ('tea')"
@@ -352,8 +351,8 @@ def test_a_message_that_fails_too_often_is_a_dead_letter_with_its_stored_error(
 
 def test_a_pool_without_connections_makes_no_dead_letters(chain: Chain) -> None:
     """The handler has not run, so no try has failed, however often the broker has delivered."""
-    refusals = [PoolTimeout("no connection")] * 7  # the first at the consumer's start
-    connect = chain.inbox._connect
+    # The first is that of the consumer's start.
+    refusals, connect = [PoolTimeout("no connection")] * 7, chain.inbox._connect
 
     def crowded() -> Any:
         if refusals:
@@ -368,8 +367,7 @@ def test_a_pool_without_connections_makes_no_dead_letters(chain: Chain) -> None:
 
 
 def test_a_message_that_may_end_its_consumers_is_a_dead_letter_in_the_end(chain: Chain) -> None:
-    refusals = [PoolTimeout("no connection")] * 31  # the first at the consumer's start
-    connect = chain.inbox._connect
+    refusals, connect = [PoolTimeout("no connection")] * 31, chain.inbox._connect
     chain.inbox._connect = lambda: connect() if not refusals else raise_(refusals.pop())
     chain.orders.send("tea")
     chain.consume(chain.orders, 1)
@@ -378,64 +376,6 @@ def test_a_message_that_may_end_its_consumers_is_a_dead_letter_in_the_end(chain:
 
 def raise_(error: Exception) -> Any:
     raise error
-
-
-@pytest.mark.parametrize(
-    ("store", "said"),
-    [
-        ("memory://", "has no transactions"),
-        ("sqlite:///{folder}/other.db", "must be the same file"),
-        (
-            "moving://sqlite:///{folder}/shop.db,sqlite:///{folder}/new.db",
-            "belongs to one database",
-        ),
-    ],
-)
-@pytest.mark.parametrize("kind", ["threads", "tasks"])
-def test_an_inbox_whose_key_cannot_commit_with_the_rows_is_refused_at_the_start(
-    tmp_path: Path, kind: str, store: str, said: str
-) -> None:
-    """Otherwise each message would come again for ever."""
-    url, path = store.format(folder=tmp_path), tmp_path / "shop.db"
-    broker, message = MemoryBroker("orders"), Message(b"{}", "orders", delivery_id="1")
-    settings: dict[str, Any] = {"name": "shop", "key": "delivery"}
-
-    def handle(message: Message, connection: Any) -> None:
-        pytest.fail("it ran")
-
-    async def handle_async(message: Message, connection: Any) -> None:
-        pytest.fail("it ran")
-
-    async def in_tasks() -> None:
-        async with AsyncOnce(url) as once:
-            inbox = AsyncInbox(once, lambda: aiosqlite.connect(path))
-            queue = AsyncMemoryBroker(broker)
-            await AsyncConsumer(once, handle_async, queue, inbox=inbox, **settings).handle(message)
-
-    def in_threads() -> None:
-        with Once(url) as once:
-            inbox = Inbox(once, lambda: sqlite3.connect(path))
-            Consumer(once, handle, broker, inbox=inbox, **settings).handle(message)
-
-    with pytest.raises(ConfigurationError, match=said):
-        in_threads() if kind == "threads" else asyncio.run(in_tasks())
-
-
-def test_an_engine_that_only_takes_transactions_may_have_a_consumer(tmp_path: Path) -> None:
-    """The key that remembers the broker is in no transaction, and protects no effect."""
-    path = tmp_path / "shop.db"
-    with Once(f"sqlite:///{path}", policy=Policy(require="transactional")) as once:
-        inbox = Inbox(once, lambda: sqlite3.connect(path))
-        consumer = Consumer(
-            once,
-            lambda message, connection: None,
-            MemoryBroker("orders"),
-            name="shop",
-            key="delivery",
-            inbox=inbox,
-        )
-        message = Message(b"{}", "orders", delivery_id="1")
-        assert consumer.handle(message).kind is Kind.REMOVE
 
 
 def test_a_handler_that_hides_an_error_of_the_database_stops_nobody_else(chain: Chain) -> None:

@@ -110,8 +110,7 @@ class Consumer(ConsumerBase):
                 self._end(receiver)
 
     def _thread(self, target: Callable[[], None], what: str) -> threading.Thread:
-        name = f"oncekey-{what}-{self.name}"
-        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread = threading.Thread(target=target, name=f"oncekey-{what}-{self.name}", daemon=True)
         thread.start()
         return thread
 
