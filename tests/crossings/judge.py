@@ -50,10 +50,8 @@ class Judge:
         self.death("c")
         self.pending("d")
         self.figures(said)
-        counted = world.effects()
-        for key, state in self.truth.items():
-            if state == "succeeded":
-                expect("effects", counted.get(key) == 1, f"{counted} for {key!r}")
+        self.effects()
+        self.swept("a")
 
     # --- the rules ----------------------------------------------------------------------------
 
@@ -134,6 +132,21 @@ class Judge:
         expect("figures", found.bytes > 0, found)
         if found.guarantee is not None:
             expect("label", found.guarantee == self.label(), found)
+
+    def effects(self) -> None:
+        counted = self.world.effects()
+        for key, state in self.truth.items():
+            if state == "succeeded":
+                expect("effects", counted.get(key) == 1, f"{counted} for {key!r}")
+
+    def swept(self, key: str) -> None:
+        self.world.sweep()
+        dead = ["unknown"] if self.frees else ["unknown", "pending"]  # its lease is over now
+        kept = sum(state in dead for state in self.truth.values())
+        rows = self.rows_stored()
+        expect("swept", rows == kept + self.own_records(), f"{rows} records, {kept} undecided")
+        answer = self.call(key)
+        expect("swept", (answer.kind, self.runs(key)) == ("done", 2), answer)
 
     # --- what was counted ---------------------------------------------------------------------
 

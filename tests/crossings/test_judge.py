@@ -44,6 +44,7 @@ class Faulty(Function):
             "error": self._run_again_for("b"),
             "death": self._run_again_for("c"),
             "moved": self._run_again_for("m"),
+            "swept": self._never_run_again("a"),
         }
         return faulty.get(self.fault, super().call)(key, cents)
 
@@ -57,6 +58,16 @@ class Faulty(Function):
         def call(key: str, cents: int) -> Answer:
             if key == faulty and self.shop.runs[key]:
                 return Answer("done", self.shop.charge(key, cents))
+            return Function.call(self, key, cents)
+
+        return call
+
+    def _never_run_again(self, faulty: str) -> Call:
+        """A key that is not fresh when it should be."""
+
+        def call(key: str, cents: int) -> Answer:
+            if key == faulty and self.shop.runs[key] and cents == CENTS:
+                return Answer("done", {"charge": f"ch_{key}_1", "cents": cents})
             return Function.call(self, key, cents)
 
         return call
