@@ -16,7 +16,7 @@ RULES: Final = {
     "label": "the guarantee says what the store is worth now",
     "figures": "what a reader shows is what was counted: keys and their states, pending, unknown, "
     "rows, bytes",
-    "swept": "once `keep` and `audit` are over, a sweep leaves nothing but undecided keys, and the key "
-    "is fresh again",
+    "swept": "once `keep` and `audit` are over, a sweep leaves nothing but undecided keys, and the "
+    "key is fresh again",
     "effects": "every key that succeeded has one effect, whatever happened meanwhile",
 }

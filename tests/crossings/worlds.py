@@ -52,8 +52,8 @@ LEASE_US = HOUR_US
 TERMS: dict[str, Any] = {"lease": "1h", "keep": "8h", "audit": "1h"}
 BEGINS_US = -4 * HOUR_US
 TERMS_US = 11 * HOUR_US  # all of them, and some time
-# A slot with a key of oncekey's own in it is emptied when it is to be filled next, so the ring of the
-# tests (8 periods of 3 hours) turns round once more.
+# A slot with a key of oncekey's own in it is emptied when it is to be filled next, so the ring of
+# the tests (8 periods of 3 hours) turns round once more.
 RING_STEPS = (3 * HOUR_US,) * 13
 
 SURFACES: dict[str, type[Surface]] = {
