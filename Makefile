@@ -109,7 +109,7 @@ bench-instructions: $(VENV)/.bench ## count instructions per operation with call
 	@$(BIN)/python -m bench instructions
 
 soak: setup ## the long forms of hammer, model, crashes and kills (minutes)
-	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/core tests/engine tests/explore tests/simulation tests/contract tests/hammer tests/model tests/fault tests/stores tests/http tests/queues tests/servers tests/cli tests/client tests/testing -s --timeout 1800
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/core tests/engine tests/explore tests/simulation tests/contract tests/hammer tests/model tests/fault tests/stores tests/http tests/queues tests/servers tests/cli tests/client tests/testing tests/crossings -s --timeout 1800
 
 soak-services: setup ## 500 checkouts through four services that are killed all the time (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/fleet -s --timeout 1800
@@ -143,6 +143,7 @@ docs: setup ## write the pages in docs/ that are generated from code
 	@$(BIN)/python -m docs_build.state_machine_page
 	@$(BIN)/python -m docs_build.doctor_page
 	@$(BIN)/python -m docs_build.verify_page
+	@$(BIN)/python -m tests.crossings
 
 docs-site: $(VENV)/.docs ## build the documentation site into build/site; a dead link or anchor fails
 	@PYTHONPATH=. $(BIN)/zensical build --clean --strict

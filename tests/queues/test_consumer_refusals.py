@@ -3,17 +3,23 @@ cannot work."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import sqlite3
+from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import pytest
 from tests.queues.running_consumer import running, wait_until
 
-from oncekey import AsyncOnce, Once
+from oncekey import AsyncOnce, Once, Policy
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.consumer_settings import BrokerFacts
+from oncekey.queues.disposition import Kind
+from oncekey.queues.inbox import AsyncInbox, Inbox
 from oncekey.queues.memory_broker import AsyncMemoryBroker, MemoryBroker
 from oncekey.queues.queue_message import Message
 
@@ -150,3 +156,60 @@ def test_a_consumer_that_refuses_to_begin_leaves_its_broker(kind: str) -> None:
         consumer.join()
         assert isinstance(consumer.error, ConfigurationError)
     assert queue.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("memory://", "has no transactions"),
+        ("sqlite:///{folder}/other.db", "must be the same file"),
+        (
+            "moving://sqlite:///{folder}/shop.db,sqlite:///{folder}/new.db",
+            "belongs to one database",
+        ),
+    ],
+)
+def test_an_inbox_whose_key_cannot_commit_with_the_rows_is_refused_at_the_start(
+    tmp_path: Path, kind: str, store: str, said: str
+) -> None:
+    """Otherwise each message would come again for ever."""
+    url, path = store.format(folder=tmp_path), tmp_path / "shop.db"
+    broker, message = MemoryBroker("orders"), Message(b"{}", "orders", delivery_id="1")
+    settings: dict[str, Any] = {"name": "shop", "key": "delivery"}
+
+    def handle(message: Message, connection: Any) -> None:
+        pytest.fail("it ran")
+
+    async def handle_async(message: Message, connection: Any) -> None:
+        pytest.fail("it ran")
+
+    async def in_tasks() -> None:
+        async with AsyncOnce(url) as once:
+            inbox = AsyncInbox(once, lambda: aiosqlite.connect(path))
+            queue = AsyncMemoryBroker(broker)
+            await AsyncConsumer(once, handle_async, queue, inbox=inbox, **settings).handle(message)
+
+    def in_threads() -> None:
+        with Once(url) as once:
+            inbox = Inbox(once, lambda: sqlite3.connect(path))
+            Consumer(once, handle, broker, inbox=inbox, **settings).handle(message)
+
+    with pytest.raises(ConfigurationError, match=said):
+        in_threads() if kind == "threads" else asyncio.run(in_tasks())
+
+
+def test_an_engine_that_only_takes_transactions_may_have_a_consumer(tmp_path: Path) -> None:
+    """The key that remembers the broker is in no transaction, and protects no effect."""
+    path = tmp_path / "shop.db"
+    with Once(f"sqlite:///{path}", policy=Policy(require="transactional")) as once:
+        inbox = Inbox(once, lambda: sqlite3.connect(path))
+        consumer = Consumer(
+            once,
+            lambda message, connection: None,
+            MemoryBroker("orders"),
+            name="shop",
+            key="delivery",
+            inbox=inbox,
+        )
+        message = Message(b"{}", "orders", delivery_id="1")
+        assert consumer.handle(message).kind is Kind.REMOVE

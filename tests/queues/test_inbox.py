@@ -351,7 +351,8 @@ def test_a_message_that_fails_too_often_is_a_dead_letter_with_its_stored_error(
 
 def test_a_pool_without_connections_makes_no_dead_letters(chain: Chain) -> None:
     """The handler has not run, so no try has failed, however often the broker has delivered."""
-    refusals, connect = [PoolTimeout("no connection")] * 6, chain.inbox._connect
+    # The first is that of the consumer's start.
+    refusals, connect = [PoolTimeout("no connection")] * 7, chain.inbox._connect
 
     def crowded() -> Any:
         if refusals:
@@ -366,7 +367,7 @@ def test_a_pool_without_connections_makes_no_dead_letters(chain: Chain) -> None:
 
 
 def test_a_message_that_may_end_its_consumers_is_a_dead_letter_in_the_end(chain: Chain) -> None:
-    refusals, connect = [PoolTimeout("no connection")] * 30, chain.inbox._connect
+    refusals, connect = [PoolTimeout("no connection")] * 31, chain.inbox._connect
     chain.inbox._connect = lambda: connect() if not refusals else raise_(refusals.pop())
     chain.orders.send("tea")
     chain.consume(chain.orders, 1)

@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from oncekey.core.codec import JSON
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.guarantees import Level
 from oncekey.core.identity import SCOPE_MAX_CHARS
 from oncekey.core.origin import OWN_OPERATIONS, ROUTE_MAX_CHARS, Origin, shown
 from oncekey.engine.aio.once import AsyncOnce
@@ -143,6 +144,9 @@ def _arguments(bind: Bind) -> dict[str, Any]:
         "keep": KEEP,
         "wait": WAIT,
         "retry_safe": True,
+        # It has no effect to be protected, and must not be refused because the engine's operations
+        # run in transactions only.
+        "require": Level.BEST_EFFORT,
     }
 
 

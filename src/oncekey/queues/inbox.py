@@ -13,6 +13,7 @@ also serves without a consumer; the attempt that the body is given has the conne
 from __future__ import annotations
 
 import enum
+import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
@@ -51,6 +52,8 @@ T = TypeVar("T")
 # These errors leave a record that says how the operation ended, and it must be committed. After
 # every other error there is nothing to keep.
 _KEPT: Final = (Terminal, OutcomeUnknown, NotReplayable)
+_PROBE: Final = "oncekey inbox"  # an operation and a key that nobody runs
+_log = logging.getLogger("oncekey")
 
 
 class Inbox:
@@ -93,6 +96,19 @@ class Inbox:
                 raise
 
         return _concluded(run_transaction(self._begin, work, tries=self._tries))
+
+    def check(self) -> None:
+        """Raise ConfigurationError if keys and rows cannot commit together: the store has no
+        transactions, its keys are being moved, or the connection leads to another database. A
+        consumer asks before its first message, which would otherwise come again for ever. What
+        keeps a connection from being had is left to the messages."""
+        try:
+            with self._begin() as connection:
+                self._once.in_transaction(connection).get(_PROBE, _PROBE)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            _log.debug("the inbox could not be checked: %s", error)
 
     @contextmanager
     def _begin(self) -> Iterator[Any]:
@@ -152,6 +168,16 @@ class AsyncInbox:
                 raise
 
         return _concluded(await run_transaction_async(self._begin, work, tries=self._tries))
+
+    async def check(self) -> None:
+        """Raise ConfigurationError if keys and rows cannot commit together: see `Inbox.check`."""
+        try:
+            async with self._begin() as connection:
+                await self._once.in_transaction(connection).get(_PROBE, _PROBE)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            _log.debug("the inbox could not be checked: %s", error)
 
     @asynccontextmanager
     async def _begin(self) -> AsyncIterator[Any]:

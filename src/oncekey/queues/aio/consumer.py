@@ -118,6 +118,8 @@ class AsyncConsumer(ConsumerBase):
         if self._plan is not None:
             return self._plan
         await self._once._ready()
+        if self._inbox is not None:
+            await self._inbox.check()
         facts = await answered(self._broker.facts())
         scope = await async_bound_scope(self._once, self.settings, facts)
         return self._plan_for(facts, self._once, scope)

@@ -110,8 +110,7 @@ class Consumer(ConsumerBase):
                 self._end(receiver)
 
     def _thread(self, target: Callable[[], None], what: str) -> threading.Thread:
-        name = f"oncekey-{what}-{self.name}"
-        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread = threading.Thread(target=target, name=f"oncekey-{what}-{self.name}", daemon=True)
         thread.start()
         return thread
 
@@ -130,6 +129,8 @@ class Consumer(ConsumerBase):
         if self._plan is not None:
             return self._plan
         self._once._ready()
+        if self._inbox is not None:
+            self._inbox.check()
         facts = self._broker.facts()
         scope = bound_scope(self._once, self.settings, facts)
         return self._plan_for(facts, self._once, scope)
