@@ -68,6 +68,12 @@ class HandMade:
         told = {"id": effect, "child": "c", "id_of": self.id, "fence": fence, "by": "worker-0"}
         return self.add(at, "effect", **told)
 
+    def row(self, run: str = "e-1") -> HandMade:
+        return self.add(200.0, "row", id=self.id, run=run, cents=1)
+
+    def unprotected(self, at: float, until: float, store: str = "database") -> HandMade:
+        return self.add(at, "unprotected", until=until, store=store)
+
     def fault(self, at: float, until: float, what: str, target: str) -> HandMade:
         told = {"until": until, "what": what, "target": target, "number": 1, "amount": 1}
         return self.add(at, "fault", **told)

@@ -121,7 +121,9 @@ class ChaosEnvironment:
         self.folder = folder
         self.start_time = time.monotonic()  # of the history
         self.began = 0.0  # when the plan's time began, in the history's time
-        self.database = DatabasePair(folder, durable=plan.options.durable)
+        self.database = DatabasePair(
+            folder, durable=plan.options.durable, moves_clock=plan.options.jump_seconds > 0
+        )
         self.workers: list[PythonProcess] = []
         self.worker_proxies: list[Proxy] = []
         self.consumers: list[PythonProcess] = []

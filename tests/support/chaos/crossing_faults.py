@@ -22,7 +22,7 @@ from typing import Final
 
 from tests.support.chaos.chaos_clients import ASKED_SUFFIX
 from tests.support.chaos.chaos_environment import ChaosEnvironment, PythonProcess
-from tests.support.chaos.chaos_history import SUFFIX, read_events
+from tests.support.chaos.chaos_history import SUFFIX, Event, read_events
 from tests.support.chaos.chaos_plan import Level, Operation
 from tests.support.chaos.payment_names import (
     PARCEL_SCOPE,
@@ -36,7 +36,7 @@ from tests.support.chaos.payment_names import (
 Call = Callable[[], object]
 Actions = dict[str, tuple[Call, Call]]
 
-PATIENCE_SECONDS: Final = 15.0
+PATIENCE_SECONDS: Final = 60.0
 # Longer than the stores' guarantee_interval: every claim after it has read the new settings.
 NOTICED_SECONDS: Final = 1.5
 DRAIN_SECONDS: Final = 5.0  # for what had begun before
@@ -50,8 +50,10 @@ _PENDING: Final = "SELECT count(*) FROM oncekey.records WHERE state = 1"
 class CrossingFaults:
     """What begins and what ends each of these faults, by their names."""
 
-    def __init__(self, environment: ChaosEnvironment) -> None:
+    def __init__(self, environment: ChaosEnvironment, meanwhile: Call) -> None:
+        """`meanwhile` is called while a fault waits: other faults come to their end."""
         self._environment = environment
+        self._meanwhile = meanwhile
         self._chance = random.Random(f"crossings {environment.plan.options.seed}")
         self._asked = 0
         self._hit_before = 0
@@ -79,7 +81,7 @@ class CrossingFaults:
         return {
             "consumers cancelled": (
                 lambda: self._while_parcels_are_handled(self._environment.delete_parcels),
-                self._environment.declare_parcels,
+                self._restore_parcels,
             ),
             "rabbitmq queue crashed": (
                 lambda: self._while_parcels_are_handled(lambda: node.crash_queue(queue)),
@@ -119,17 +121,19 @@ class CrossingFaults:
 
     def _wait_for(self, kind: str, ids: Sequence[str], files: str) -> None:
         """Wait until an event of this kind was written for each of these operations."""
+        self._wait(lambda: {one["id"] for one in self._events(kind, files)}.issuperset(ids))
 
-        def are_there() -> bool:
-            found = {
-                event["id"]
-                for path in self._environment.folder.glob(f"{files}{SUFFIX}")
-                for event in read_events(path)
-                if event["kind"] == kind
-            }
-            return found.issuperset(ids)
+    def _events(self, kind: str, files: str) -> list[Event]:
+        """What was written so far, of this kind, into files with these names."""
+        paths = sorted(self._environment.folder.glob(f"{files}{SUFFIX}"))
+        return [one for path in paths for one in read_events(path) if one["kind"] == kind]
 
-        _wait(are_there)
+    def _wait(self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until something has happened, or for so long: other faults may hold it up."""
+        end = time.monotonic() + seconds
+        while not condition() and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+            self._meanwhile()
 
     def _tell_unprotected(self, store: str) -> None:
         """Tell since when a store, which has crashed now, could lose what it acknowledged."""
@@ -142,8 +146,8 @@ class CrossingFaults:
         """Let commits stop waiting for the standby, and cut it off once that was noticed."""
         pair = self._environment.database
         pair.stop_waiting_for_standby()
-        time.sleep(NOTICED_SECONDS)
-        _wait(lambda: pair.rows(_PENDING) == [(0,)], DRAIN_SECONDS)
+        self._wait(lambda: False, NOTICED_SECONDS)
+        self._wait(lambda: pair.rows(_PENDING) == [(0,)], DRAIN_SECONDS)
         self._since["database"] = self._environment.history.now()
         pair.detach_standby()
 
@@ -167,7 +171,7 @@ class CrossingFaults:
     def _accept_commits(self) -> None:
         """Let commits work again, once some have failed."""
         pair = self._environment.database
-        _wait(lambda: pair.commits_hit() > self._hit_before)
+        self._wait(lambda: pair.commits_hit() > self._hit_before)
         pair.accept_commits()
         count = pair.commits_hit() - self._hit_before
         self._environment.history.write("commits failed", count=count)
@@ -192,7 +196,7 @@ class CrossingFaults:
         """Wait until that consumer is refused; then start one that names its broker."""
         stranger = self._stranger
         assert stranger is not None
-        _wait(lambda: not stranger.is_running)
+        self._wait(lambda: not stranger.is_running)
         stranger.kill()
         if self._second is None:
             self._second = self._environment.consumer("second", "second", broker_name=SECOND_NAME)
@@ -204,13 +208,21 @@ class CrossingFaults:
         self._wait_for("begin", self._ask("parcel", 3), "consumer-*")
         end_subscriptions()
 
+    def _restore_parcels(self) -> None:
+        """Make the queue again, once a consumer has told that it has lost it."""
+        (*_, deleted) = self._events("parcels deleted", "run")
+        self._wait(
+            lambda: any(one["at"] > deleted["at"] for one in self._events("logged", "consumer-*"))
+        )
+        self._environment.declare_parcels()
+
     # --- the settings of the store that keys are moved to ---------------------------------------
 
     def _stop_appending(self) -> None:
         moved = self._environment.moved
         assert moved is not None
         moved.stop_appending()
-        time.sleep(NOTICED_SECONDS + _WORK_MS / 1_000)
+        self._wait(lambda: False, NOTICED_SECONDS + _WORK_MS / 1_000)
         self._since["new store"] = self._environment.history.now()
         moved.keep_what_there_is()
 
@@ -221,10 +233,3 @@ class CrossingFaults:
         moved.server.kill()
         self._tell_unprotected("new store")
         moved.crash()
-
-
-def _wait(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until something has happened, or for so long; a fault may hold it up."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(_LOOK_SECONDS)

@@ -63,8 +63,9 @@ _CAUGHT_UP: Final = """SELECT flush_lsn >= pg_current_wal_flush_lsn() FROM pg_st
 class DatabasePair:
     """Two servers: `primary` accepts writes, `standby` follows."""
 
-    def __init__(self, folder: Path, *, durable: bool) -> None:
+    def __init__(self, folder: Path, *, durable: bool, moves_clock: bool = True) -> None:
         self.durable = durable
+        self._moves_clock = moves_clock
         self.clock = MovedClock(folder / "database-clock")
         self._pids: list[int] = []
         self._primary = 0
@@ -78,7 +79,8 @@ class DatabasePair:
 
     def start(self) -> None:
         settings = {**SETTINGS, **({} if self.durable else NOT_DURABLE)}
-        first = Postgres(self.disks[0].path, settings=settings, env=self.clock.environment)
+        env = self.clock.environment if self._moves_clock else {}
+        first = Postgres(self.disks[0].path, settings=settings, env=env)
         self._stack.callback(self.close_servers)
         self._servers.append(first)
         self._start(first)

@@ -15,7 +15,8 @@ from itertools import pairwise
 from typing import Final
 
 from tests.support.chaos.chaos_plan import LEASE_SECONDS
-from tests.support.chaos.operation_history import OperationHistory, RunHistory, Try
+from tests.support.chaos.operation_history import OperationHistory, RunHistory
+from tests.support.chaos.rule_excuses import says_away, was_overtaken
 
 OBSERVED: Final = {
     "I1": "a key has one row or one effect at the provider, or one of each, however often it was "
@@ -48,23 +49,12 @@ OBSERVED: Final = {
 }
 
 STATE_PENDING, STATE_SUCCEEDED, STATE_FAILED, STATE_UNKNOWN = 1, 2, 3, 4
-# What a request may get at any time: the store, or the database of the rows, is away.
-AWAY: Final = frozenset({"unavailable", "not-recorded", "rows-unavailable"})
-AWAY_STATUS: Final = 503
-WITH_ROWS: Final = ("transactional", "late")
 NO_RECORDS: Final = ("moved",)  # their store is not read at the end: their clients ask it
 NEVER_UNKNOWN: Final = ("transactional", "fenced", "queue")
 MARGIN_SECONDS: Final = 10.0
 STORED_WITHIN_SECONDS: Final = 20.0  # an outcome, while the store comes and goes
 STORED_SOON_SECONDS: Final = 5.0  # an outcome, if nothing is in its way
 DATABASE_FAULTS: Final = ("database", "store network")
-# While they last the store is, for a time, below what the workers require.
-LOWERING_FAULTS: Final = (
-    "standby promoted",
-    "lagging standby promoted",
-    "detached standby promoted",
-    "new store not durable",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +75,7 @@ def check(run: RunHistory) -> list[Violation]:
     found = [
         Violation(rule.__name__.split("_")[0].upper(), operation.id, text, round(at, 3))
         for operation in run.operations.values()
-        if not _was_overtaken(operation, run)
+        if not was_overtaken(operation, run)
         for rule in RULES
         for text, at in rule(operation, run)
     ]
@@ -98,25 +88,6 @@ def first_of_each(violations: Sequence[Violation]) -> list[Violation]:
     for one in violations:
         first.setdefault(one.invariant, one)
     return [first[name] for name in OBSERVED if name in first]
-
-
-def _was_overtaken(operation: OperationHistory, run: RunHistory) -> bool:
-    """True if a body had begun when a store stopped to keep what it acknowledges, and ended while
-    that lasted. Nobody could refuse it any more. What begins in that time is judged: it requires
-    more than the store said of itself, so it should have been refused."""
-    spans = [one for one in run.unprotected if one["store"] == _store_of(operation)]
-    ended = [one["at"] for one in (*operation.holds, *operation.ends)]
-    ended += [one.came for one in operation.successes() if one.came is not None]
-    return any(
-        any(begin["at"] <= span["at"] for begin in operation.begins)
-        and any(span["at"] <= at <= span["until"] for at in ended)
-        and not any(span["at"] < begin["at"] <= span["until"] for begin in operation.begins)
-        for span in spans
-    )
-
-
-def _store_of(operation: OperationHistory) -> str:
-    return "new store" if operation.level == "moved" else "database"
 
 
 def i1_one_effect(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
@@ -153,7 +124,7 @@ def i4_answer_stays(operation: OperationHistory, run: RunHistory) -> Iterator[tu
     for one in operation.tries.values():
         if one.variant != first.variant or one.sent <= first.came or one.came is None:
             continue
-        if not one.is_success and not _says_away(one, operation, run):
+        if not one.is_success and not says_away(one, operation, run):
             yield (
                 f"request {one.number} got {one.status} {one.code} after request {first.number} "
                 f"had got the answer",
@@ -166,20 +137,6 @@ def i4_answer_stays(operation: OperationHistory, run: RunHistory) -> Iterator[tu
         is_there = told in operation.effect_ids()
     if not is_there:
         yield f"a client was told of the effect {told}, which is not there", first.came
-
-
-def _says_away(one: Try, operation: OperationHistory, run: RunHistory) -> bool:
-    """True if a reply says that the store is away, or the rows of an app: if their driver loses its
-    connection, the app answers 500. So does a worker that starts while its store is below what the
-    app requires."""
-    if one.status == AWAY_STATUS or one.code in AWAY:
-        return True
-    if one.status < 500:
-        return False
-    until = one.came if one.came is not None else one.sent
-    return operation.level in WITH_ROWS or bool(
-        run.faults_between(one.sent, until, *LOWERING_FAULTS)
-    )
 
 
 def i4_row_and_record(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:

@@ -36,7 +36,7 @@ class Nemesis:
         self._chance = random.Random(f"nemesis {environment.plan.options.seed}")
         self._order = itertools.count()
         self._due: list[tuple[float, int, Fault, float | None]] = []
-        self._crossings = CrossingFaults(environment)
+        self._crossings = CrossingFaults(environment, self._end_due)
         self._broken: dict[tuple[str, int], float] = {}
         self.injected = 0
 
@@ -52,6 +52,16 @@ class Nemesis:
             else:
                 self._end(fault, began)
         self._sleep_until(self._environment.plan.options.seconds)
+
+    def _end_due(self) -> None:
+        """Heal what is to be healed by now. A fault that waits for something calls it."""
+        due = [one for one in self._due if one[0] <= self._now() and one[3] is not None]
+        for one in due:
+            if one in self._due:  # what ended before it may have ended it too
+                self._due.remove(one)
+                heapq.heapify(self._due)
+                assert one[3] is not None
+                self._end(one[2], one[3])
 
     def _push(self, at: float, fault: Fault, began: float | None) -> None:
         heapq.heappush(self._due, (at, next(self._order), fault, began))

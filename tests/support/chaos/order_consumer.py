@@ -39,7 +39,7 @@ from tests.support.chaos.payment_names import (
     queue_id,
 )
 
-from oncekey import ConfigurationError, Once, Policy
+from oncekey import ConfigurationError, Once, Policy, StoreUnavailable
 from oncekey.core.events import Event
 from oncekey.queues.rabbitmq import RabbitConsumer
 from oncekey.queues.redis_streams import RedisStreamConsumer
@@ -111,16 +111,16 @@ def main() -> int:
         store_timeout="4s",
         require=os.environ[REQUIRE_VARIABLE],
     )
-    with Once(os.environ[STORE_VARIABLE], policy=policy, raw_keys=True) as once:
-        once.subscribe(write_event)
-        consumer = make_consumer(once)
-        signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
-        history.write("started", by=name, pid=os.getpid())
-        try:
+    try:
+        with Once(os.environ[STORE_VARIABLE], policy=policy, raw_keys=True) as once:
+            once.subscribe(write_event)
+            consumer = make_consumer(once)
+            signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+            history.write("started", by=name, pid=os.getpid())
             consumer.run()
-        except ConfigurationError as error:
-            history.write("refused", by=name, text=str(error)[:300])
-            return REFUSED_EXIT
+    except (ConfigurationError, StoreUnavailable) as error:
+        history.write("refused", by=name, text=str(error)[:300])
+        return REFUSED_EXIT
     return 0
 
 

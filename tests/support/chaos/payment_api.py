@@ -169,7 +169,10 @@ Account = Annotated[str, Depends(current_account)]
 
 @app.exception_handler(DBAPIError)
 async def database_down(request: Request, error: Exception) -> JSONResponse:
-    """The row's transaction failed: nothing of it is left, or its client must ask again."""
+    """The row's transaction failed: nothing of it is left, or its client must ask again. After an
+    effect at the provider the app must not say 503 with Retry-After: that frees the key."""
+    if request.url.path == "/late":
+        return JSONResponse({"code": "rows-failed"}, 500)
     return JSONResponse({"code": "rows-unavailable"}, 503, {"Retry-After": "1"})
 
 
