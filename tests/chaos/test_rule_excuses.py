@@ -16,8 +16,15 @@ def test_a_takeover_after_a_jump_of_the_databases_clock_is_not_judged() -> None:
 def test_a_commit_that_failed_and_is_told_as_a_failure_is_no_violation() -> None:
     made = HandMade("late").send(1.0, 1).engine(1.05, "claimed").body(1.06, 1.15).effect(1.1)
     made.reply(1.2, 1, 500).send(2.0, 2).reply(2.1, 2, 500, code="failed")
-    assert made.record(state=3).finished().violations() == []
+    assert made.record(state=3, body="").finished().violations() == []
     assert good(answered("late").row()).violations() == []
+
+
+def test_an_answer_of_the_app_that_says_500_needs_no_row_though_it_is_replayed() -> None:
+    made = HandMade("late").send(1.0, 1).engine(1.05, "claimed").body(1.06, 1.15).effect(1.1)
+    made.reply(1.2, 1, 500, code="rows-failed").send(2.0, 2)
+    made.reply(2.1, 2, 500, code="rows-failed", replayed=True)
+    assert made.record(body='{"code":"rows-failed"}', status=500).finished().violations() == []
 
 
 def test_what_had_begun_before_a_store_lost_its_protection_could_not_be_refused() -> None:

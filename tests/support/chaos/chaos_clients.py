@@ -57,7 +57,9 @@ IN_FLIGHT_MAX: Final = 300  # operations that are being retried at the same time
 LAST_REPLAYS: Final = 2_000
 LAST_IN_FLIGHT: Final = 40
 FINAL_STATUS: Final = 201
-FINAL_CODES: Final = frozenset({"key-reused", "outcome-unknown", "failed", "not-replayable"})
+FINAL_CODES: Final = frozenset(
+    {"key-reused", "outcome-unknown", "failed", "not-replayable", "rows-failed"}
+)
 
 
 class Clients:

@@ -57,6 +57,7 @@ class CrossingFaults:
         self._chance = random.Random(f"crossings {environment.plan.options.seed}")
         self._asked = 0
         self._hit_before = 0
+        self._met: list[str] = []  # the operations whose commits are to fail
         self._since: dict[str, float] = {}  # when a store began to be unprotected
         self._second: PythonProcess | None = None
         self._stranger: PythonProcess | None = None
@@ -165,13 +166,13 @@ class CrossingFaults:
         pair = self._environment.database
         self._hit_before = pair.commits_hit()
         pair.fail_commits(how)
-        self._ask("late", 2)
-        self._ask("transactional", 1)
+        self._met = self._ask("late", 2) + self._ask("transactional", 1)
 
     def _accept_commits(self) -> None:
-        """Let commits work again, once some have failed."""
+        """Let commits work again, once those of the operations that were asked for have failed."""
         pair = self._environment.database
-        self._wait(lambda: pair.commits_hit() > self._hit_before)
+        self._wait_for("reply", self._met, "clients")
+        self._wait(lambda: pair.commits_hit() >= self._hit_before + len(self._met))
         pair.accept_commits()
         count = pair.commits_hit() - self._hit_before
         self._environment.history.write("commits failed", count=count)
