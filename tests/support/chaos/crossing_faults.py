@@ -86,11 +86,11 @@ class CrossingFaults:
             ),
             "rabbitmq queue crashed": (
                 lambda: self._while_parcels_are_handled(lambda: node.crash_queue(queue)),
-                lambda: None,
+                self._send_another_parcel,
             ),
             "rabbitmq connections closed": (
                 lambda: self._while_parcels_are_handled(node.close_connections),
-                lambda: None,
+                self._send_another_parcel,
             ),
         }
 
@@ -216,6 +216,11 @@ class CrossingFaults:
             lambda: any(one["at"] > deleted["at"] for one in self._events("logged", "consumer-*"))
         )
         self._environment.declare_parcels()
+        self._send_another_parcel()
+
+    def _send_another_parcel(self) -> None:
+        """Send one that nobody would handle if the consumers had not subscribed again."""
+        self._ask("parcel", 1)
 
     # --- the settings of the store that keys are moved to ---------------------------------------
 
