@@ -36,6 +36,13 @@ def test_what_had_begun_before_a_store_lost_its_protection_could_not_be_refused(
     assert made.violated() == {"I1"}, "it had ended, and its end was durable"
 
 
+def test_a_key_may_be_pending_again_that_was_told_to_be_unknown_by_a_store_that_lost_it() -> None:
+    made = HandMade("once").send(1.0, 1).body(1.06, 1.2).effect(1.1)
+    made.send(9.0, 2).reply(9.1, 2, 409, code="outcome-unknown").record(1).finished()
+    assert made.violated() == {"I11"}
+    assert made.unprotected(8.0, 10.0).violations() == []
+
+
 def test_a_worker_may_answer_500_that_starts_while_its_store_is_too_weak() -> None:
     made = answered().send(6.0, 3).reply(6.1, 3, 500)
     made.fault(5.5, 7.0, "detached standby promoted", "database")

@@ -13,6 +13,7 @@ from tests.support.chaos.operation_history import OperationHistory, RunHistory, 
 # What a request may get at any time: the store, or the database of the rows, is away.
 AWAY: Final = frozenset({"unavailable", "not-recorded", "rows-unavailable"})
 AWAY_STATUS: Final = 503
+UNKNOWN: Final = "outcome-unknown"
 WITH_ROWS: Final = ("transactional", "late")
 # While they last the store is, for a time, below what the workers require.
 LOWERING_FAULTS: Final = (
@@ -38,12 +39,13 @@ def says_away(one: Try, operation: OperationHistory, run: RunHistory) -> bool:
 
 
 def was_overtaken(operation: OperationHistory, run: RunHistory) -> bool:
-    """True if a body had begun when a store stopped to keep what it acknowledges, and ended while
-    that lasted. Nobody could refuse it any more. What begins in that time is judged: it requires
+    """True if a body had begun when a store stopped to keep what it acknowledges, and ended, or was
+    told to be unknown, while that lasted. Nobody could refuse it any more. What begins in that time is judged: it requires
     more than the store said of itself, so it should have been refused."""
     spans = [one for one in run.unprotected if one["store"] == _store_of(operation)]
     ended = [one["at"] for one in (*operation.holds, *operation.ends)]
-    ended += [one.came for one in operation.successes() if one.came is not None]
+    told = [one for one in operation.tries.values() if one.is_success or one.code == UNKNOWN]
+    ended += [one.came for one in told if one.came is not None]
     return any(
         any(begin["at"] <= span["at"] for begin in operation.begins)
         and any(span["at"] <= at <= span["until"] for at in ended)
