@@ -37,7 +37,8 @@ def test_what_had_begun_before_a_store_lost_its_protection_could_not_be_refused(
 
 
 def test_a_key_may_be_pending_again_that_was_told_to_be_unknown_by_a_store_that_lost_it() -> None:
-    made = HandMade("once").send(1.0, 1).body(1.06, 1.2).effect(1.1)
+    made = HandMade("once").send(1.0, 1).engine(1.05, "claimed").effect(1.1)
+    made.add(1.06, "begin", id=ID, fence=FENCE, attempt=1, by="worker-0")  # and it is killed
     made.send(9.0, 2).reply(9.1, 2, 409, code="outcome-unknown").record(1).finished()
     assert made.violated() == {"I11"}
     assert made.unprotected(8.0, 10.0).violations() == []

@@ -40,8 +40,8 @@ def says_away(one: Try, operation: OperationHistory, run: RunHistory) -> bool:
 
 def was_overtaken(operation: OperationHistory, run: RunHistory) -> bool:
     """True if a body had begun when a store stopped to keep what it acknowledges, and ended, or was
-    told to be unknown, while that lasted. Nobody could refuse it any more. What begins in that time is judged: it requires
-    more than the store said of itself, so it should have been refused."""
+    told to be unknown, while that lasted. Nobody could refuse it any more. What begins in that time
+    is judged: it requires more than the store said of itself, so it should have been refused."""
     spans = [one for one in run.unprotected if one["store"] == _store_of(operation)]
     ended = [one["at"] for one in (*operation.holds, *operation.ends)]
     told = [one for one in operation.tries.values() if one.is_success or one.code == UNKNOWN]
