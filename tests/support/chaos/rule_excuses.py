@@ -39,15 +39,19 @@ def says_away(one: Try, operation: OperationHistory, run: RunHistory) -> bool:
 
 
 def was_overtaken(operation: OperationHistory, run: RunHistory) -> bool:
-    """True if a body had begun when a store stopped to keep what it acknowledges, and ended, or was
-    told to be unknown, while that lasted. Nobody could refuse it any more. What begins in that time
-    is judged: it requires more than the store said of itself, so it should have been refused."""
+    """True if it was on its way when a store stopped to keep what it acknowledges, and ended, or
+    was told to be unknown, while that lasted. Nobody could refuse it any more. What begins in that
+    time is judged: it requires more than the store said of itself, so it should be refused."""
     spans = [one for one in run.unprotected if one["store"] == _store_of(operation)]
+    if not spans:
+        return False
     ended = [one["at"] for one in (*operation.holds, *operation.ends)]
     told = [one for one in operation.tries.values() if one.is_success or one.code == UNKNOWN]
     ended += [one.came for one in told if one.came is not None]
+    sent = [one.sent for one in operation.tries.values()]
+    sent += [one["at"] for one in (*operation.publishings, *operation.begins)]
     return any(
-        any(begin["at"] <= span["at"] for begin in operation.begins)
+        min(sent, default=0.0) <= span["at"]
         and any(span["at"] <= at <= span["until"] for at in ended)
         and not any(span["at"] < begin["at"] <= span["until"] for begin in operation.begins)
         for span in spans
