@@ -68,15 +68,23 @@ class HandMade:
         told = {"id": effect, "child": "c", "id_of": self.id, "fence": fence, "by": "worker-0"}
         return self.add(at, "effect", **told)
 
+    def row(self, run: str = "e-1") -> HandMade:
+        return self.add(200.0, "row", id=self.id, run=run, cents=1)
+
+    def unprotected(self, at: float, until: float, store: str = "database") -> HandMade:
+        return self.add(at, "unprotected", until=until, store=store)
+
     def fault(self, at: float, until: float, what: str, target: str) -> HandMade:
         told = {"until": until, "what": what, "target": target, "number": 1, "amount": 1}
         return self.add(at, "fault", **told)
 
-    def record(self, state: int = 2, fence: int = FENCE, body: str | None = None) -> HandMade:
+    def record(
+        self, state: int = 2, fence: int = FENCE, body: str | None = None, status: int = 201
+    ) -> HandMade:
         scope, _, key = self.id.rpartition("/")
         told = {"operation": "shipping" if self.level == "queue" else "http", "scope": scope}
         text = self.answer() if body is None else body
-        told |= {"key": key, "note": "", "body": f"http2 {text}"}
+        told |= {"key": key, "note": "", "body": f'http2{{"status":{status}}}\n{text}'}
         return self.add(
             200.0, "record", record=TAG + "0" * 20, state=state, fence=fence, attempt=1, **told
         )

@@ -49,5 +49,7 @@ def test_a_short_run_violates_nothing(tmp_path: Path, seed: int) -> None:
     # The plan has each of these, whatever the seed.
     assert found["faults by kind"] == dict.fromkeys(FAULTS, 1)
     assert found["operations"] >= 70
-    assert set(found["levels"]) == {"transactional", "fenced", "once", "recovered", "queue"}
+    assert set(found["levels"]) == {
+        *("transactional", "fenced", "once", "recovered", "queue", "late"),
+    }
     assert f"seed {seed}" in (tmp_path / "run.html").read_text(encoding="utf-8")

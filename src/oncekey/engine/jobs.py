@@ -135,9 +135,17 @@ class JobFactory:
         self._rely_on(guarantee)
 
     def adopt(self, guarantee: Guarantee) -> None:
-        """Rely on this guarantee from now on. A lazy store has its own once it was reached."""
-        self._monitor.reported = guarantee
-        self._rely_on(guarantee)
+        """Rely on this guarantee from now on. A lazy store has its own once it was reached.
+
+        One that is refused is not relied on: the store may be as strong as required when it is
+        reached again, and nothing must be refused before that by what was read now.
+        """
+        self._monitor.reported, before = guarantee, self.guarantee
+        try:
+            self._rely_on(guarantee)
+        except ConfigurationError:
+            self._rely_on(before)
+            raise
 
     def _rely_on(self, guarantee: Guarantee) -> None:
         """Check every `require` against this guarantee: that of the default policy now, that of

@@ -297,6 +297,9 @@ class OnceBase(OperationsBase):
         """The store was reached."""
         if self._closed:  # perhaps meanwhile
             raise closed_error(self)
+        # If it is refused, the next use must reach the store again, also if another caller had
+        # found it strong enough meanwhile.
+        self._is_ready = False
         self._jobs.adopt(self._store.guarantee)
         self._resources.opened = True
         for background in self._background:

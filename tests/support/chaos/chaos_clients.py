@@ -5,6 +5,9 @@
 A client sends to one worker after the other, always under the same key, until it knows the outcome.
 When the run has healed, those that do not know it yet go on, and some of the others ask once more.
 Every request and what came back is in the history.
+
+A fault that must meet operations asks for them: it leaves a file in the run's folder, and what the
+file names is sent at once, and retried like everything else.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import pika
 import redis.asyncio as redis
+from pika.exceptions import AMQPError
 from redis.exceptions import RedisError
 from tests.support.chaos.chaos_history import (
     FOLDER_VARIABLE,
@@ -27,11 +32,23 @@ from tests.support.chaos.chaos_history import (
     Event,
     history_of_environment,
 )
+from tests.support.chaos.chaos_plan import MESSAGES
 from tests.support.chaos.http_exchange import Reply, post
-from tests.support.chaos.payment_names import BROKER_VARIABLE, STREAM, operation_id, queue_id
+from tests.support.chaos.payment_names import (
+    BROKER_VARIABLE,
+    PARCEL_SCOPE,
+    QUEUE_SCOPE,
+    RABBIT_QUEUE_VARIABLE,
+    RABBIT_VARIABLE,
+    STREAM,
+    operation_id,
+    queue_id,
+)
 
 WORKERS_VARIABLE: Final = "CHAOS_WORKERS"  # the ports of the proxies before the workers
 BEGAN_VARIABLE: Final = "CHAOS_BEGAN"  # when the plan's time began, in the history's time
+MOVERS_VARIABLE: Final = "CHAOS_MOVERS"  # the ports of the workers whose keys move
+ASKED_SUFFIX: Final = ".asked"  # of the files with operations that a fault asks for
 HEALED_FILE: Final = "healed"
 TIMEOUT_SECONDS: Final = 8.0
 PAUSE_FIRST_SECONDS: Final = 0.05
@@ -40,7 +57,9 @@ IN_FLIGHT_MAX: Final = 300  # operations that are being retried at the same time
 LAST_REPLAYS: Final = 2_000
 LAST_IN_FLIGHT: Final = 40
 FINAL_STATUS: Final = 201
-FINAL_CODES: Final = frozenset({"key-reused", "outcome-unknown", "failed", "not-replayable"})
+FINAL_CODES: Final = frozenset(
+    {"key-reused", "outcome-unknown", "failed", "not-replayable", "rows-failed"}
+)
 
 
 class Clients:
@@ -49,7 +68,8 @@ class Clients:
     def __init__(self, plan: dict[str, Any]) -> None:
         self._history = history_of_environment("clients")
         self._folder = Path(os.environ[FOLDER_VARIABLE])
-        self._ports = [int(port) for port in os.environ[WORKERS_VARIABLE].split(",")]
+        self._ports = _ports_of(WORKERS_VARIABLE)
+        self._movers = _ports_of(MOVERS_VARIABLE)
         self._operations: list[dict[str, Any]] = plan["operations"]
         self._seed = plan["options"]["seed"]
         self._numbers = itertools.count(1)
@@ -57,23 +77,41 @@ class Clients:
         self._known: set[tuple[str, str]] = set()  # keys, and which variant was answered
         self._overtaken: set[str] = set()  # keys that a request with another body has taken
         self._broker = redis.from_url(
-            os.environ[BROKER_VARIABLE], socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=2
+            f"{os.environ[BROKER_VARIABLE]}0",
+            socket_timeout=TIMEOUT_SECONDS,
+            socket_connect_timeout=2,
         )
 
     async def run(self) -> None:
         start = float(os.environ[START_VARIABLE]) + float(os.environ[BEGAN_VARIABLE])
+        planned = list(self._operations)
         async with asyncio.TaskGroup() as tasks:
-            for operation in self._operations:
+            asked = tasks.create_task(self._send_what_is_asked_for(tasks))
+            for operation in planned:
                 await asyncio.sleep(max(0.0, start + operation["at"] - time.monotonic()))
                 await self._room.acquire()
                 tasks.create_task(self._first_part(operation))
-            tasks.create_task(self._last_part())
+            tasks.create_task(self._last_part(asked))
         await self._broker.aclose()
+
+    async def _send_what_is_asked_for(self, tasks: asyncio.TaskGroup) -> None:
+        seen: set[Path] = set()
+        while True:
+            is_last = self._is_healed()
+            for path in sorted(set(self._folder.glob(f"*{ASKED_SUFFIX}")) - seen):
+                seen.add(path)
+                for operation in json.loads(path.read_text(encoding="utf-8")):
+                    self._operations.append(operation)
+                    await self._room.acquire()
+                    tasks.create_task(self._first_part(operation))
+            if is_last:
+                return
+            await asyncio.sleep(PAUSE_FIRST_SECONDS)
 
     async def _first_part(self, operation: dict[str, Any]) -> None:
         chance = random.Random(f"{self._seed} {operation['number']}")
         try:
-            if operation["level"] == "queue":
+            if operation["level"] in MESSAGES:
                 await self._publish(operation)
                 return
             async with asyncio.TaskGroup() as tasks:
@@ -105,7 +143,7 @@ class Clients:
         self, operation: dict[str, Any], variant: str, chance: random.Random
     ) -> Reply | None:
         """Send one request and return its reply; None if it was lost on the way."""
-        number, worker = next(self._numbers), chance.randrange(len(self._ports))
+        number, worker = next(self._numbers), self._worker_for(operation, chance)
         scope, cents, token = operation["scope"], operation["cents"], "good"
         if variant == "other body":
             cents += 1
@@ -117,11 +155,12 @@ class Clients:
         body = {"cents": cents, "work_ms": operation["work_ms"]}
         told: Event = {"id": operation_id(scope, operation["key"]), "n": number, "variant": variant}
         level = operation["level"]
+        route = "once" if level == "moved" else level
         self._history.write("send", worker=worker, level=level, **told)
 
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                reply = await post(self._ports[worker], f"/{level}", headers, body)
+                reply = await post(self._port(worker), f"/{route}", headers, body)
         except (OSError, TimeoutError, EOFError) as error:
             self._history.write("no reply", error=type(error).__name__, **told)
             return None
@@ -139,16 +178,30 @@ class Clients:
             self._overtaken.add(operation["key"])
         return reply
 
+    def _worker_for(self, operation: dict[str, Any], chance: random.Random) -> int:
+        """Choose a worker: those whose keys move come after the others."""
+        if operation["level"] == "moved":
+            return len(self._ports) + chance.randrange(len(self._movers))
+        return chance.randrange(len(self._ports))
+
+    def _port(self, worker: int) -> int:
+        return [*self._ports, *self._movers][worker]
+
     async def _publish(self, operation: dict[str, Any]) -> None:
-        """Add an order to the stream until the broker has confirmed it, `copies` times."""
-        fields = {"id": operation["key"], "work_ms": operation["work_ms"]}
-        told: Event = {"id": queue_id(operation["key"])}
+        """Send an order to its broker until that has confirmed it, `copies` times."""
+        body = json.dumps({"id": operation["key"], "work_ms": operation["work_ms"]})
+        is_parcel = operation["level"] == "parcel"
+        told: Event = {"id": queue_id(operation["key"], PARCEL_SCOPE if is_parcel else QUEUE_SCOPE)}
         for _ in range(operation["copies"]):
             while True:
-                self._history.write("publish", **told)
+                self._history.write("publish", body=body, **told)
                 try:
-                    await self._broker.xadd(STREAM, {"body": json.dumps(fields)})
-                except (RedisError, OSError, TimeoutError) as error:
+                    if is_parcel:
+                        url, queue = os.environ[RABBIT_VARIABLE], os.environ[RABBIT_QUEUE_VARIABLE]
+                        await asyncio.to_thread(publish_parcel, url, queue, body)
+                    else:
+                        await self._broker.xadd(STREAM, {"body": body})
+                except (RedisError, AMQPError, OSError, TimeoutError) as error:
                     self._history.write("not published", error=type(error).__name__, **told)
                     await asyncio.sleep(PAUSE_MAX_SECONDS / 2)
                     continue
@@ -159,7 +212,7 @@ class Clients:
 
     def _owners(self, operation: dict[str, Any]) -> list[str]:
         """Return the variants of an operation that may have taken a key, and want its outcome."""
-        if operation["level"] == "queue":
+        if operation["level"] in MESSAGES:
             return []
         probed = {probe["variant"] for probe in operation["probes"]}
         others = [variant for variant in ("other caller",) if variant in probed]
@@ -170,9 +223,8 @@ class Clients:
     def _is_healed(self) -> bool:
         return (self._folder / HEALED_FILE).exists()
 
-    async def _last_part(self) -> None:
-        while not self._is_healed():  # noqa: ASYNC110 - another process makes the file
-            await asyncio.sleep(PAUSE_FIRST_SECONDS)
+    async def _last_part(self, asked_for: asyncio.Task[None]) -> None:
+        await asked_for  # it ends when the run has healed
         asked = [(one, variant) for one in self._operations for variant in self._owners(one)]
         unknown = [pair for pair in asked if (pair[0]["key"], pair[1]) not in self._known]
         known = [pair for pair in asked if (pair[0]["key"], pair[1]) in self._known]
@@ -197,6 +249,25 @@ class Clients:
             for operation, variant in chosen:
                 own = random.Random(f"again {self._seed} {operation['number']}")
                 tasks.create_task(ask_again(operation, variant, own))
+
+
+def publish_parcel(url: str, queue: str, body: str) -> None:
+    """Publish to RabbitMQ with a confirm, on a connection of its own."""
+    parameters = pika.URLParameters(url)
+    parameters.socket_timeout = parameters.blocked_connection_timeout = TIMEOUT_SECONDS
+    connection = pika.BlockingConnection(parameters)
+    try:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        properties = pika.BasicProperties(delivery_mode=2)
+        channel.basic_publish("", queue, body.encode(), properties, mandatory=True)
+    finally:
+        if connection.is_open:
+            connection.close()
+
+
+def _ports_of(variable: str) -> list[int]:
+    return [int(port) for port in os.environ[variable].split(",") if port]
 
 
 def _is_final(reply: Reply | None) -> bool:

@@ -11,17 +11,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-Level = Literal["transactional", "fenced", "once", "recovered", "queue"]
+Level = Literal["transactional", "fenced", "once", "recovered", "queue", "late", "moved", "parcel"]
 Variant = Literal["same", "other body", "other caller", "bad token"]
 
-# The shares of the levels among the operations, in percent.
+# The shares of the levels among the operations.
 LEVELS: Final[dict[Level, int]] = {
-    "transactional": 27,
-    "fenced": 27,
-    "once": 18,
-    "recovered": 12,
-    "queue": 16,
+    "transactional": 23,
+    "fenced": 21,
+    "once": 14,
+    "recovered": 10,
+    "queue": 12,
+    "late": 10,
+    "moved": 6,
+    "parcel": 4,
 }
+MESSAGES: Final = ("queue", "parcel")  # the levels whose operations are messages
+# The levels that need servers of their own: only if a fault of these subjects may happen.
+NEEDS: Final[dict[Level, str]] = {"moved": "new store", "parcel": "rabbitmq"}
 LEASE_SECONDS: Final = 3
 # A probe of an operation: how often it is sent, in percent, and how long after the first request.
 PROBES: Final[dict[Variant, tuple[int, float]]] = {
@@ -97,6 +103,9 @@ FAULTS: Final = (
     FaultKind("standby frozen", "database", 2, (0.5, 7.0)),
     FaultKind("standby killed", "database", 2, (0.2, 1.5)),
     FaultKind("lagging standby promoted", "database", 2, (1.0, 9.0)),
+    FaultKind("detached standby promoted", "database", 3, (0.5, 3.0)),
+    FaultKind("app commits refused", "database", 3, (0.3, 1.5)),
+    FaultKind("app sessions ended at commit", "database", 3, (0.3, 1.5)),
     FaultKind("client connections cut", "client network", 4, (0.1, 0.3)),
     FaultKind("client network black hole", "client network", 4, (0.5, 3.0)),
     FaultKind("client network refuses", "client network", 3, (0.5, 2.0)),
@@ -108,6 +117,13 @@ FAULTS: Final = (
     FaultKind("store replies lost", "store network", 8, (0.5, 2.0)),
     FaultKind("broker killed", "broker", 2, (0.1, 1.0)),
     FaultKind("broker connections cut", "broker", 2, (0.1, 0.3)),
+    FaultKind("broker of the same name", "second broker", 3, (0.2, 1.0)),
+    FaultKind("consumers cancelled", "rabbitmq", 4, (0.1, 0.5)),
+    FaultKind("rabbitmq queue crashed", "rabbitmq", 2, (0.1, 0.5)),
+    FaultKind("rabbitmq connections closed", "rabbitmq", 3, (0.1, 0.5)),
+    FaultKind("new store not durable", "new store", 3, (0.5, 3.0)),
+    FaultKind("new store full", "new store", 2, (0.5, 3.0)),
+    FaultKind("new store killed", "new store", 2, (0.1, 1.0)),
 )
 KINDS: Final = {kind.name: kind for kind in FAULTS}
 
@@ -147,6 +163,21 @@ class ChaosOptions:
         return tuple(KINDS[name] for name in self.kinds) if self.kinds else FAULTS
 
     @property
+    def levels(self) -> dict[Level, int]:
+        """The shares of the levels that this run has servers for."""
+        subjects = {kind.subject for kind in self.chosen_kinds}
+        return {
+            level: share
+            for level, share in LEVELS.items()
+            if level not in NEEDS or NEEDS[level] in subjects
+        }
+
+    @property
+    def all_consumers(self) -> int:
+        """The consumers of the stream and, if there are parcels, as many of their queue."""
+        return self.consumers * (2 if "parcel" in self.levels else 1)
+
+    @property
     def jump_seconds(self) -> float:
         """How far the database's clock may go wrong, and back."""
         return 2 * CLOCK_JUMP_MAX_SECONDS if "database clock jumps" in self._names else 0.0
@@ -184,9 +215,10 @@ def make_plan(options: ChaosOptions) -> ChaosPlan:
 
 def _operations(options: ChaosOptions, chance: random.Random) -> Iterator[Operation]:
     at = 0.0
+    levels = options.levels
     for number in range(round(options.rate * options.seconds)):
         at += chance.expovariate(options.rate)
-        level: Level = chance.choices(tuple(LEVELS), tuple(LEVELS.values()))[0]
+        level: Level = chance.choices(tuple(levels), tuple(levels.values()))[0]
         low, high = chance.choices(tuple(WORK), tuple(WORK.values()))[0]
         copies = 1
         if chance.random() * 100 < COPIES_PERCENT:
@@ -201,7 +233,7 @@ def _operations(options: ChaosOptions, chance: random.Random) -> Iterator[Operat
             work_ms=round(chance.uniform(low, high) * 1_000),
             copies=copies,
             abandoned=chance.random() * 100 < ABANDONED_PERCENT,
-            probes=tuple(_probes(chance)) if level != "queue" else (),
+            probes=tuple(_probes(chance)) if level not in MESSAGES else (),
         )
 
 
@@ -217,7 +249,7 @@ def _faults(options: ChaosOptions, chance: random.Random) -> Iterator[Fault]:
     room = max(0.0, options.seconds - FIRST_FAULT_SECONDS)
     for number, kind in enumerate(chosen):
         even = (number + chance.random()) / max(1, len(chosen))
-        targets = options.consumers if kind.subject == "consumer" else options.workers
+        targets = options.all_consumers if kind.subject == "consumer" else options.workers
         yield Fault(
             number=number,
             at=round(FIRST_FAULT_SECONDS + even * room, 3),

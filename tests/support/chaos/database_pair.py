@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 from tests.support.chaos.moved_clock import MovedClock, forget_shared_memory
-from tests.support.chaos.payment_names import TABLE
+from tests.support.chaos.payment_names import COMMIT_FAULTS, COMMITS_HIT, TABLE
 from tests.support.chaos.small_disk import SmallDisk
 from tests.support.servers import Postgres, Proxy, ServerFailed
 from tests.support.servers.postgres import Setting
@@ -36,6 +36,26 @@ SETTINGS: Final[dict[str, Setting]] = {
 NOT_DURABLE: Final[dict[str, Setting]] = {"synchronous_commit": False, "wal_writer_delay": "10s"}
 STUCK_SECONDS: Final = 15
 _COLUMNS: Final = "id text, run text, cents integer"
+# A COMMIT of new rows fails while a row of COMMIT_FAULTS says how: a deferred trigger looks, so the
+# INSERT has worked. A sequence counts, because it is not rolled back.
+_FAILING_COMMITS: Final = f"""
+    CREATE TABLE {COMMIT_FAULTS} (how text);
+    CREATE SEQUENCE {COMMITS_HIT};
+    CREATE FUNCTION fail_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE how_to text;
+    BEGIN
+        SELECT how INTO how_to FROM {COMMIT_FAULTS} LIMIT 1;
+        IF how_to IS NULL THEN RETURN NULL; END IF;
+        PERFORM nextval('{COMMITS_HIT}');
+        IF how_to = 'terminate' THEN
+            PERFORM pg_terminate_backend(pg_backend_pid());
+            PERFORM pg_sleep(60);  -- the session ends here
+        END IF;
+        RAISE 'this COMMIT is made to fail' USING ERRCODE = 'integrity_constraint_violation';
+    END $$;
+    CREATE CONSTRAINT TRIGGER fail_commit AFTER INSERT ON {TABLE}
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail_commit()
+"""  # noqa: S608
 _CAUGHT_UP: Final = """SELECT flush_lsn >= pg_current_wal_flush_lsn() FROM pg_stat_replication
                        WHERE application_name = %s AND state = 'streaming'"""
 
@@ -43,8 +63,9 @@ _CAUGHT_UP: Final = """SELECT flush_lsn >= pg_current_wal_flush_lsn() FROM pg_st
 class DatabasePair:
     """Two servers: `primary` accepts writes, `standby` follows."""
 
-    def __init__(self, folder: Path, *, durable: bool) -> None:
+    def __init__(self, folder: Path, *, durable: bool, moves_clock: bool = True) -> None:
         self.durable = durable
+        self._moves_clock = moves_clock
         self.clock = MovedClock(folder / "database-clock")
         self._pids: list[int] = []
         self._primary = 0
@@ -58,11 +79,13 @@ class DatabasePair:
 
     def start(self) -> None:
         settings = {**SETTINGS, **({} if self.durable else NOT_DURABLE)}
-        first = Postgres(self.disks[0].path, settings=settings, env=self.clock.environment)
+        env = self.clock.environment if self._moves_clock else {}
+        first = Postgres(self.disks[0].path, settings=settings, env=env)
         self._stack.callback(self.close_servers)
         self._servers.append(first)
         self._start(first)
         first.execute(f"CREATE TABLE {TABLE} ({_COLUMNS})")
+        first.execute(_FAILING_COMMITS)
         self._add_proxies(first)
         second = self._follower(self.disks[1].path)
         self._servers.append(second)
@@ -162,6 +185,34 @@ class DatabasePair:
             return self.primary.execute(_CAUGHT_UP, (STANDBY,)) == [(True,)]
 
         wait_until(is_caught_up, "the standby has caught up", 60)
+
+    def fail_commits(self, how: str) -> None:
+        """Let every COMMIT of new rows fail: `refuse` it, or `terminate` its session."""
+        self.primary.execute(f"INSERT INTO {COMMIT_FAULTS} VALUES (%s)", (how,))  # noqa: S608
+
+    def accept_commits(self) -> None:
+        self.primary.execute(f"DELETE FROM {COMMIT_FAULTS}")  # noqa: S608
+
+    def commits_hit(self) -> int:
+        """How many COMMITs were made to fail, more or less: a crash may skip numbers."""
+        last = f"SELECT is_called::int * last_value FROM {COMMITS_HIT}"  # noqa: S608
+        ((count,),) = self.primary.execute(last)
+        return int(count)
+
+    def stop_waiting_for_standby(self) -> None:
+        """Let commits wait for the standby no more, as an operator does who has lost it."""
+        self.primary.configure({"synchronous_standby_names": ""})
+
+    def detach_standby(self) -> None:
+        """Cut the standby off, once it has everything that was committed so far."""
+        self.wait_until_caught_up()
+        self.stream.refuse()
+        self.stream.cut()
+
+    def promote_detached_standby(self) -> None:
+        self.primary.kill()
+        self.stream.accept()
+        self.promote_standby()
 
     def promote_standby(self) -> None:
         """Make the standby the primary, and the dead primary's place that of a new standby."""

@@ -15,10 +15,12 @@ from itertools import pairwise
 from typing import Final
 
 from tests.support.chaos.chaos_plan import LEASE_SECONDS
-from tests.support.chaos.operation_history import OperationHistory, RunHistory, Try
+from tests.support.chaos.operation_history import SUCCESS, OperationHistory, RunHistory
+from tests.support.chaos.rule_excuses import says_away, was_overtaken
 
 OBSERVED: Final = {
-    "I1": "a key has one row or one effect at the provider, however often it was sent",
+    "I1": "a key has one row or one effect at the provider, or one of each, however often it was "
+    "sent",
     "I2": "one fence finishes; one request gets the answer that is not a replay",
     "I3": "all answers under a key have the same bytes",
     "I4": "once a client has an answer, no later request gets anything but it, or an error that "
@@ -42,12 +44,15 @@ OBSERVED: Final = {
     "I14": "a body that ended in a process that was not killed has an outcome, also if its client "
     "had left, or the server was being stopped",
     "I15": "a request with a bad token gets 401, whatever its key has",
+    "I16": "where the app commits its rows after the handler, every answer that says success has "
+    "exactly one row, and so has every record that says it",
 }
 
+# What tells a client of an outcome, beside a success.
+KNOWN: Final = ("outcome-unknown", "key-reused", "failed", "rows-failed")
+SUCCESS_STORED: Final = f'"status":{SUCCESS}'
 STATE_PENDING, STATE_SUCCEEDED, STATE_FAILED, STATE_UNKNOWN = 1, 2, 3, 4
-# What a request may get at any time: the store, or the database of the rows, is away.
-AWAY: Final = frozenset({"unavailable", "not-recorded", "rows-unavailable"})
-AWAY_STATUS: Final = 503
+NO_RECORDS: Final = ("moved",)  # their store is not read at the end: their clients ask it
 NEVER_UNKNOWN: Final = ("transactional", "fenced", "queue")
 MARGIN_SECONDS: Final = 10.0
 STORED_WITHIN_SECONDS: Final = 20.0  # an outcome, while the store comes and goes
@@ -73,6 +78,7 @@ def check(run: RunHistory) -> list[Violation]:
     found = [
         Violation(rule.__name__.split("_")[0].upper(), operation.id, text, round(at, 3))
         for operation in run.operations.values()
+        if not was_overtaken(operation, run)
         for rule in RULES
         for text, at in rule(operation, run)
     ]
@@ -88,11 +94,11 @@ def first_of_each(violations: Sequence[Violation]) -> list[Violation]:
 
 
 def i1_one_effect(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
-    found = operation.rows if operation.level == "transactional" else operation.effects
-    if len(found) > 1:
-        times = ", ".join(f"{one['at']:.2f} s" for one in found)
-        where = "rows" if operation.level == "transactional" else f"effects, at {times}"
-        yield f"it has {len(found)} {where}", found[1]["at"]
+    if len(operation.effects) > 1:
+        times = ", ".join(f"{one['at']:.2f} s" for one in operation.effects)
+        yield f"it has {len(operation.effects)} effects, at {times}", operation.effects[1]["at"]
+    if len(operation.rows) > 1:
+        yield f"it has {len(operation.rows)} rows", operation.rows[1]["at"]
 
 
 def i2_one_finish(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
@@ -121,23 +127,19 @@ def i4_answer_stays(operation: OperationHistory, run: RunHistory) -> Iterator[tu
     for one in operation.tries.values():
         if one.variant != first.variant or one.sent <= first.came or one.came is None:
             continue
-        if not one.is_success and not _says_away(one, operation):
+        if not one.is_success and not says_away(one, operation, run):
             yield (
                 f"request {one.number} got {one.status} {one.code} after request {first.number} "
                 f"had got the answer",
                 one.came,
             )
     told = json.loads(first.body)["effect"]
-    if told not in operation.effect_ids():
+    if operation.level == "late":
+        is_there = told in {effect["id"] for effect in operation.effects}  # its row is I16
+    else:
+        is_there = told in operation.effect_ids()
+    if not is_there:
         yield f"a client was told of the effect {told}, which is not there", first.came
-
-
-def _says_away(one: Try, operation: OperationHistory) -> bool:
-    """True if a reply says that the store is away, or the rows of a transaction: if their driver
-    loses its connection, the app answers 500."""
-    if one.status == AWAY_STATUS or one.code in AWAY:
-        return True
-    return operation.level == "transactional" and one.status >= 500
 
 
 def i4_row_and_record(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
@@ -253,15 +255,13 @@ def i11_an_outcome_in_the_end(
     if operation.level == "queue" and operation.published and state != STATE_SUCCEEDED:
         yield f"its message was published, but its record has state {state}", end
     asked = [one for one in operation.tries.values() if one.variant == "same"]
-    known = [
-        one for one in asked if one.is_success or one.code in ("outcome-unknown", "key-reused")
-    ]
+    known = [one for one in asked if one.is_success or one.code in KNOWN]
     if asked and not known:
         yield "no client has learnt its outcome", end
 
 
 def i12_records_stay(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
-    if operation.level == "transactional" or operation.record is not None:
+    if operation.level in ("transactional", *NO_RECORDS) or operation.record is not None:
         return  # what is rolled back leaves no record
     if operation.begins and next(operation.successes(), None) is None:
         yield "its body began, but there is no record", operation.begins[0]["at"]
@@ -271,7 +271,7 @@ def i13_durable_before_seen(
     operation: OperationHistory, run: RunHistory
 ) -> Iterator[tuple[str, float]]:
     first = next(operation.successes(), None)
-    if first is None or first.came is None:
+    if first is None or first.came is None or operation.level in NO_RECORDS:
         return
     record = operation.record
     if record is None:
@@ -319,6 +319,28 @@ def i15_bad_tokens_get_nothing(
             yield f"a bad token got {one.status} {one.code}", one.came
 
 
+def i16_no_success_without_its_row(
+    operation: OperationHistory, run: RunHistory
+) -> Iterator[tuple[str, float]]:
+    if operation.level != "late":
+        return  # a transaction has its row and its record together, which is I4
+    runs = [row["run"] for row in operation.rows]
+    for one in operation.successes():
+        told, came = json.loads(one.body)["effect"], one.came or 0.0
+        if runs.count(told) != 1:
+            yield f"request {one.number} got a success, and the row of {told} is not there", came
+            return
+    # An answer of the app that says 500 is stored too, and is no success.
+    record = operation.record
+    if record is None or record["state"] != STATE_SUCCEEDED or runs:
+        return
+    if SUCCESS_STORED in record["body"]:
+        yield (
+            "its record says success, and its row is not there",
+            run.ended["at"] if run.ended else 0.0,
+        )
+
+
 def i12_the_sweeper_takes_nothing(run: RunHistory) -> Iterator[Violation]:
     if run.ended is not None and run.ended["past_generations"]:
         count = run.ended["past_generations"]
@@ -351,4 +373,5 @@ RULES: Final[tuple[Rule, ...]] = (
     i13_durable_before_seen,
     i14_a_healthy_owner_is_heard,
     i15_bad_tokens_get_nothing,
+    i16_no_success_without_its_row,
 )

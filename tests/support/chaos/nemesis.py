@@ -2,6 +2,7 @@
 
 One thread does it, at the planned times. A fault whose subject is still broken by an earlier one
 waits until that has healed, so the true times, which the history has, may be later than planned.
+The faults that are more than one step are in crossing_faults.py.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ from typing import Final
 
 from tests.support.chaos.chaos_environment import ChaosEnvironment, PythonProcess
 from tests.support.chaos.chaos_plan import Fault
+from tests.support.chaos.crossing_faults import Actions, Call, CrossingFaults
 from tests.support.servers import Proxy
 from tests.support.servers.processes import children_of
 
 GAP_SECONDS: Final = 0.1  # between two faults of one subject
 _TICK_SECONDS: Final = 0.05
 _FIRST_BYTES: Final = 60  # of a response that is cut short: a part of its head
-
-Call = Callable[[], object]
 
 
 class Nemesis:
@@ -36,6 +36,7 @@ class Nemesis:
         self._chance = random.Random(f"nemesis {environment.plan.options.seed}")
         self._order = itertools.count()
         self._due: list[tuple[float, int, Fault, float | None]] = []
+        self._crossings = CrossingFaults(environment, self._end_due)
         self._broken: dict[tuple[str, int], float] = {}
         self.injected = 0
 
@@ -52,6 +53,16 @@ class Nemesis:
                 self._end(fault, began)
         self._sleep_until(self._environment.plan.options.seconds)
 
+    def _end_due(self) -> None:
+        """Heal what is to be healed by now. A fault that waits for something calls it."""
+        due = [one for one in self._due if one[0] <= self._now() and one[3] is not None]
+        for one in due:
+            if one in self._due:  # what ended before it may have ended it too
+                self._due.remove(one)
+                heapq.heapify(self._due)
+                assert one[3] is not None
+                self._end(one[2], one[3])
+
     def _push(self, at: float, fault: Fault, began: float | None) -> None:
         heapq.heappush(self._due, (at, next(self._order), fault, began))
 
@@ -61,6 +72,7 @@ class Nemesis:
     def _sleep_until(self, at: float) -> None:
         while (left := at - self._now()) > 0:
             time.sleep(min(left, _TICK_SECONDS))
+            self._environment.restart_refused()
 
     def _begin(self, fault: Fault) -> None:
         subject = _subject(fault)
@@ -95,19 +107,21 @@ class Nemesis:
 
     def _actions(self, fault: Fault) -> tuple[Call, Call]:
         """Return what begins and what ends a fault."""
-        by_subject: dict[str, Callable[[Fault], dict[str, tuple[Call, Call]]]] = {
+        crossings = self._crossings
+        by_subject: dict[str, Callable[[Fault], Actions]] = {
             "worker": lambda one: self._process_faults(self._environment.workers, one),
             "consumer": lambda one: self._process_faults(self._environment.consumers, one),
             "database": self._database_faults,
             "client network": self._client_network_faults,
             "store network": self._store_network_faults,
             "broker": self._broker_faults,
+            "second broker": lambda _: crossings.of_second_broker(),
+            "rabbitmq": lambda _: crossings.of_rabbitmq(),
+            "new store": lambda _: crossings.of_new_store(),
         }
         return by_subject[fault.subject](fault)[fault.kind]
 
-    def _process_faults(
-        self, processes: list[PythonProcess], fault: Fault
-    ) -> dict[str, tuple[Call, Call]]:
+    def _process_faults(self, processes: list[PythonProcess], fault: Fault) -> Actions:
         one = processes[fault.target]
         return {
             f"{fault.subject} killed": (one.kill, one.launch),
@@ -115,7 +129,7 @@ class Nemesis:
             f"{fault.subject} stopped": (one.terminate, one.relaunch),
         }
 
-    def _database_faults(self, fault: Fault) -> dict[str, tuple[Call, Call]]:
+    def _database_faults(self, fault: Fault) -> Actions:
         pair = self._environment.database
         clock = pair.clock
         return {
@@ -136,6 +150,7 @@ class Nemesis:
                 lambda: pair.stream.hold("replies"),
                 self._promote_lagging_standby,
             ),
+            **self._crossings.of_database(),
         }
 
     def _kill_primary(self) -> None:
@@ -167,7 +182,7 @@ class Nemesis:
         pair.disk.free(pair.primary)
         pair.ensure_running()
 
-    def _client_network_faults(self, fault: Fault) -> dict[str, tuple[Call, Call]]:
+    def _client_network_faults(self, fault: Fault) -> Actions:
         proxy = self._environment.worker_proxies[fault.target]
         times = int(fault.amount)
         return {
@@ -181,7 +196,7 @@ class Nemesis:
             ),
         }
 
-    def _store_network_faults(self, fault: Fault) -> dict[str, tuple[Call, Call]]:
+    def _store_network_faults(self, fault: Fault) -> Actions:
         proxies = self._environment.database.proxies
         times = int(fault.amount)
 
@@ -204,7 +219,7 @@ class Nemesis:
             ),
         }
 
-    def _broker_faults(self, fault: Fault) -> dict[str, tuple[Call, Call]]:
+    def _broker_faults(self, fault: Fault) -> Actions:
         broker, proxy = self._environment.broker, self._environment.broker_proxy
         return {
             "broker killed": (broker.kill, broker.start),

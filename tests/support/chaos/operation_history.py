@@ -12,7 +12,16 @@ from typing import Final
 
 from tests.support.chaos.chaos_history import Event
 from tests.support.chaos.chaos_plan import ChaosOptions
-from tests.support.chaos.payment_names import GROUP, operation_id, queue_id
+from tests.support.chaos.payment_names import (
+    GROUP,
+    PARCEL_SCOPE,
+    PARCELS,
+    QUEUE_SCOPE,
+    SECOND_NAME,
+    SECOND_SCOPE,
+    operation_id,
+    queue_id,
+)
 
 from oncekey.queues.broker_identity import OPERATION as BROKER_OPERATION
 
@@ -47,6 +56,7 @@ class OperationHistory:
     id: str
     level: str = ""
     tries: dict[int, Try] = field(default_factory=dict)
+    publishings: list[Event] = field(default_factory=list)  # its message, each time it was sent
     published: list[float] = field(default_factory=list)
     effects: list[Event] = field(default_factory=list)
     repeated_effects: list[Event] = field(default_factory=list)
@@ -77,7 +87,11 @@ class OperationHistory:
         return sorted(found, key=lambda event: event["fence"])
 
     def effect_ids(self) -> set[str]:
-        """Return the effects that there are: rows of a transaction, or the provider's."""
+        """Return the effects that there are: rows of a transaction, or the provider's. Where both
+        belong together, only those that have both."""
+        if self.level == "late":
+            rows = {row["run"] for row in self.rows}
+            return {effect["id"] for effect in self.effects} & rows
         if self.level == "transactional":
             return {row["run"] for row in self.rows}
         return {effect["id"] for effect in self.effects}
@@ -93,6 +107,11 @@ class RunHistory:
     healed_at: float = 0.0
     ended: Event | None = None
     notes: list[Event] = field(default_factory=list)
+    unprotected: list[Event] = field(default_factory=list)  # when a store could lose commits
+    refusals: list[Event] = field(default_factory=list)  # consumers that refused to run
+    logs: list[Event] = field(default_factory=list)  # the warnings and errors of consumers
+    deletions: list[Event] = field(default_factory=list)  # of the queue of parcels
+    commits_failed: int = 0
     guarantees: list[tuple[str, str]] = field(default_factory=list)  # each level and its reason
 
     def operation(self, id: str) -> OperationHistory:
@@ -118,6 +137,12 @@ _OF_OPERATION: Final = {
     "hold": "holds",
     "end": "ends",
     "recovery": "recoveries",
+}
+_OF_RUN: Final = {
+    "unprotected": "unprotected",
+    "refused": "refusals",
+    "logged": "logs",
+    "parcels deleted": "deletions",
 }
 
 
@@ -174,15 +199,24 @@ def _add(run: RunHistory, kind: str, event: Event) -> None:
         one.body, one.replayed = event["body"], event["replayed"]
     elif kind in ("found dead", "left in the stream"):
         run.notes.append(event)
+    elif kind in _OF_RUN:
+        getattr(run, _OF_RUN[kind]).append(event)
+    elif kind == "commits failed":
+        run.commits_failed += event["count"]
     elif kind == "guarantee":
         said = (event["level"], event["reason"])
         if said not in run.guarantees:
             run.guarantees.append(said)
     elif kind == "publish":
-        run.operation(event["id"]).level = "queue"
+        operation = run.operation(event["id"])
+        operation.level = "queue"
+        operation.publishings.append(event)
 
 
 def _id_of_record(event: Event) -> str:
     if event["operation"].startswith(GROUP):
-        return queue_id(event["key"])
+        is_second = event["scope"].endswith(f" on {SECOND_NAME}")
+        return queue_id(event["key"], SECOND_SCOPE if is_second else QUEUE_SCOPE)
+    if event["operation"].startswith(PARCELS):
+        return queue_id(event["key"], PARCEL_SCOPE)
     return operation_id(event["scope"], event["key"])

@@ -2,10 +2,11 @@
 
     uvicorn tests.support.chaos.payment_api:app
 
-`/transactional` writes its row in the transaction that holds the key. `/fenced` calls the provider
-in a step, under a child key that the provider deduplicates on. `/once` and `/recovered` call it
-without that; the second has a `recover` function that asks the provider. The bodies tell the
-history when they begin, whether they still hold their key, and when they end.
+`/transactional` writes its row in the transaction that holds the key. `/late` calls the provider
+and writes a row in a session of its own, which a dependency commits after the handler. `/fenced`
+calls the provider in a step, under a child key that the provider deduplicates on. `/once` and
+`/recovered` call it without that; the second has a `recover` function that asks the provider. The
+bodies tell the history when they begin, whether they still hold their key, and when they end.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tests.support.chaos.payment_names import (
     GRACE_VARIABLE,
     KEEP,
     NAME_VARIABLE,
+    REQUIRE_VARIABLE,
     ROWS_VARIABLE,
     STORE_VARIABLE,
     TABLE,
@@ -68,7 +70,13 @@ def write_event(event: Event) -> None:
 def open_keys(url: str) -> AsyncOnce:
     """Return an engine whose decisions are in the history. Every second worker has no cache of
     replays, so that it asks the store every time."""
-    policy = Policy(lease=f"{LEASE_SECONDS}s", keep=KEEP, audit=KEEP, store_timeout="4s")
+    policy = Policy(
+        lease=f"{LEASE_SECONDS}s",
+        keep=KEEP,
+        audit=KEEP,
+        store_timeout="4s",
+        require=os.environ[REQUIRE_VARIABLE],
+    )
     cache: dict[str, Any] = {} if os.getpid() % 2 else {"cache": 0}
     keys = AsyncOnce(url, policy=policy, raw_keys=True, sweep_every="2s", **cache)
     keys.subscribe(write_event)
@@ -98,6 +106,13 @@ async def get_session() -> AsyncIterator[AsyncSession]:
         except (OSError, DBAPIError, asyncpg.PostgresError, PoolTimeout) as error:
             raise HTTPException(503, "no connection for the rows") from error
         yield session
+
+
+async def get_late_session() -> AsyncIterator[AsyncSession]:
+    """A session that is committed after the handler has returned, as many apps do it."""
+    async for session in get_session():
+        yield session
+        await session.commit()
 
 
 def current_account(authorization: Annotated[str, Header()] = "") -> str:
@@ -154,7 +169,10 @@ Account = Annotated[str, Depends(current_account)]
 
 @app.exception_handler(DBAPIError)
 async def database_down(request: Request, error: Exception) -> JSONResponse:
-    """The row's transaction failed: nothing of it is left, or its client must ask again."""
+    """The row's transaction failed: nothing of it is left, or its client must ask again. After an
+    effect at the provider the app must not say 503 with Retry-After: that frees the key."""
+    if request.url.path == "/late":
+        return JSONResponse({"code": "rows-failed"}, 500)
     return JSONResponse({"code": "rows-unavailable"}, 503, {"Retry-After": "1"})
 
 
@@ -171,6 +189,21 @@ async def transactional(
     await session.execute(INSERT, values)
     await asyncio.sleep(order.work_ms / 1_000)
     return body.response(body.run, order, account)
+
+
+@app.post("/late", status_code=201)
+@idempotency.guard()
+async def late(
+    order: Order,
+    account: Account,
+    attempt: CurrentAttempt,
+    session: Annotated[AsyncSession, Depends(get_late_session)],
+) -> dict[str, Any]:
+    body = Body(attempt, account)
+    effect = await body.effect(attempt.child_key("provider:charge"), dedup=False)
+    await session.execute(INSERT, {"id": body.id, "run": effect, "cents": order.cents})
+    await asyncio.sleep(order.work_ms / 1_000)
+    return body.response(effect, order, account)
 
 
 @app.post("/fenced", status_code=201)

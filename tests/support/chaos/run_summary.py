@@ -21,6 +21,8 @@ LOSING_FAULTS: Final = (
     "disk full",
     "standby promoted",
     "lagging standby promoted",
+    "detached standby promoted",
+    "new store not durable",
 )
 # For so long a commit may be lost that nobody has waited for.
 LOSS_SECONDS: Final = 30.0
@@ -45,6 +47,10 @@ def summarize(run: RunHistory, violations: Sequence[Violation]) -> dict[str, Any
         "engine": dict(engine.most_common()),
         "faults": len(run.faults),
         "faults by kind": dict(Counter(one["what"] for one in run.faults).most_common()),
+        "commits failed": run.commits_failed,
+        "consumers refused": dict(Counter(one["by"] for one in run.refusals)),
+        "subscriptions ended": sum("ended the subscription" in one["text"] for one in run.logs),
+        "unprotected": dict(Counter(one["store"] for one in run.unprotected)),
         "guarantees": run.guarantees,
         "violations": len(violations),
         "violations by invariant": dict(_by_invariant(violations)),
@@ -104,6 +110,12 @@ def as_text(summary: dict[str, Any]) -> str:
         f"oncekey: {_counts(summary['engine'])}",
         f"{summary['faults']} faults ({_counts(summary['faults by kind'])})",
     ]
+    refused = sum(summary["consumers refused"].values())
+    lines.append(
+        f"{summary['commits failed']} commits of the app failed, {refused} consumers were refused, "
+        f"{summary['subscriptions ended']} were cancelled; without protection: "
+        f"{_counts(summary['unprotected']) or 'no store'}"
+    )
     if summary["violations"]:
         lines.append(
             f"{summary['violations']} violations in {summary['violated operations']} operations "

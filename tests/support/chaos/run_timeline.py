@@ -28,6 +28,10 @@ WIDTH_MAX: Final = 6_000
 PIXELS_PER_SECOND: Final = 10.0
 _TICK_SECONDS: Final = (1, 2, 5, 10, 20, 30, 60, 120)
 _TICK_PIXELS: Final = 70
+_SUBJECTS: Final = (
+    *("database", "store network", "new store", "worker", "client network"),
+    *("consumer", "broker", "second broker", "rabbitmq"),
+)
 _ANSWERS: Final = ("first answer", "replay", "refused", "in flight", "store away", "no reply")
 
 
@@ -140,8 +144,7 @@ def _tracks(run: RunHistory) -> list[Track]:
 
 
 def _order(target: str) -> tuple[int, str]:
-    order = ("database", "store network", "worker", "client network", "consumer", "broker")
-    return next(n for n, name in enumerate(order) if target.startswith(name)), target
+    return next(n for n, name in enumerate(_SUBJECTS) if target.startswith(name)), target
 
 
 def _bands(run: RunHistory, tracks: Sequence[Track], scale: Scale) -> list[Band]:

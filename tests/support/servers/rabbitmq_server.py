@@ -13,8 +13,10 @@ import os
 import shlex
 import socket
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -207,9 +209,31 @@ class RabbitServer(LoopbackServer):
     def resume_queue(self, queue: str) -> None:
         self._call(f"sys, resume, ['%2F_{queue}']")
 
+    def crash_queue(self, queue: str) -> None:
+        """Kill the process of a classic queue. The node cancels its consumers, and starts it again
+        with the messages that it had confirmed."""
+        node = f"{self.name}@localhost"
+        resource = f'{{resource, <<"/">>, queue, <<"{queue}">>}}'
+        self._evaluate(
+            f"{{ok, Queue}} = rpc:call('{node}', rabbit_amqqueue, lookup, [{resource}]), "
+            f"Pid = rpc:call('{node}', amqqueue, get_pid, [Queue]), exit(Pid, kill)"
+        )
+
+    def close_connections(self) -> int:
+        """Close all connections of clients, as an operator does; return how many there were."""
+        found = self.ask("GET", "connections")
+        for connection in found:
+            with suppress(urllib.error.HTTPError):  # it has ended meanwhile
+                self.ask("DELETE", f"connections/{quote(connection['name'], safe='')}")
+        return len(found)
+
     def _call(self, function: str) -> None:
         """Call a function of Erlang in the node; its result must be ok."""
-        code = f"ok = rpc:call('{self.name}@localhost', {function}), halt()."
+        self._evaluate(f"ok = rpc:call('{self.name}@localhost', {function})")
+
+    def _evaluate(self, expressions: str) -> None:
+        """Evaluate expressions of Erlang in a node of their own; an error in them is raised."""
+        code = f"{expressions}, halt()."
         arguments = ["-noshell", "-sname", f"{processes.fresh_name('asking')}@localhost"]
         subprocess.run(
             [self.directory / "bin" / "erl", *arguments, "-eval", code],
