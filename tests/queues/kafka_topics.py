@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from tests.support.servers import processes
 
 from oncekey import Once
@@ -27,6 +35,8 @@ GROUP_TIMES: dict[str, Any] = {
     "heartbeat.interval.ms": 300,
     "topic.metadata.refresh.interval.ms": 1_000,
 }
+# Of a partition whose broker has just heard that it exists.
+_NEW = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART)
 Handler = Callable[[QueueMessage], object]
 
 
@@ -118,10 +128,21 @@ class Topic:
 
     def ends(self, topic: str) -> dict[int, int]:
         """Return how many messages each partition has had. The broker creates a missing topic."""
-        return {
-            each.partition: self._asking.get_watermark_offsets(each, timeout=60)[1]
-            for each in self._partitions(topic)
-        }
+        return {each.partition: self._end(each) for each in self._partitions(topic)}
+
+    def _end(self, partition: TopicPartition) -> int:
+        found: list[int] = []
+
+        def is_told() -> bool:
+            try:
+                found.append(self._asking.get_watermark_offsets(partition, timeout=60)[1])
+            except KafkaException as error:
+                if error.args[0].code() not in _NEW:
+                    raise
+            return bool(found)
+
+        processes.wait_until(is_told, f"the end of {partition} is told", SECONDS)
+        return found[0]
 
     def committed(self, topic: str | None = None) -> dict[int, int]:
         """Return the offset that the group has committed of each partition; 0 for none."""

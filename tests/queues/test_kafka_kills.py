@@ -1,4 +1,4 @@
-"""Consumers of a real Kafka broker (0.9.0.1) that are killed, stopped and woken: nothing is lost.
+"""Consumers of a real Kafka broker that are killed, stopped and woken: nothing is lost.
 
 Each kill is a SIGKILL of a consumer process; another process goes on with the same group. They
 share a store on PostgreSQL.
@@ -20,7 +20,7 @@ from tests.queues.kafka_queues import KafkaQueues
 from tests.queues.kafka_topics import Topic, wait_for
 from tests.queues.kafka_worker import POINTS, SHORT_LEASE
 from tests.support import postgres_stores
-from tests.support.kafka_servers import kafka, kafka_mock
+from tests.support.kafka_servers import headers_kafka, kafka
 from tests.support.servers import processes
 
 from oncekey import Once
@@ -180,7 +180,7 @@ def test_i1_i4_three_consumers_under_kills_and_pauses_handle_everything(
         workers.kill(pid)
 
 
-MOCK_CASES = [Case("async", point) for point in consumer_kills.POINTS]
+AIOKAFKA_CASES = [Case("async", point) for point in consumer_kills.POINTS]
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +188,9 @@ def kills(tmp_path_factory: pytest.TempPathFactory) -> Kills:
     store = postgres_stores.server().url(postgres_stores.DATABASE)
     migrate(store)
     folder = tmp_path_factory.mktemp("kills")
-    return Kills(KafkaQueues, {"client": kafka_mock().client}, store, folder, MOCK_CASES)
+    return Kills(KafkaQueues, {"client": headers_kafka().client}, store, folder, AIOKAFKA_CASES)
 
 
-@pytest.mark.soak  # a member of the mock takes seconds to join
-@pytest.mark.parametrize("case", MOCK_CASES, ids=lambda case: case.point)
-def test_a_killed_consumer_on_aiokafka_loses_nothing_on_the_mock(kills: Kills, case: Case) -> None:
-    """The real broker is too old for aiokafka; the mock stays when the consumer is killed."""
+@pytest.mark.parametrize("case", AIOKAFKA_CASES, ids=lambda case: case.point)
+def test_a_killed_consumer_on_aiokafka_loses_nothing(kills: Kills, case: Case) -> None:
     kills[case].check(case.point)
