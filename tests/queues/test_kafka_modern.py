@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +14,10 @@ from tests.support.servers import processes
 
 from oncekey import Once, Policy
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.kafka import KafkaConsumer
+from oncekey.queues.kafka import KafkaConsumer, confluent_member
 from oncekey.queues.kafka.aiokafka_values import ask
 from oncekey.queues.kafka.confluent_topics import ConfluentTopics
+from oncekey.queues.queue_message import Message
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing import FakeClock
 
@@ -32,28 +34,80 @@ def topic() -> Topic:
     return Topic(modern_kafka().client)
 
 
-def test_i1_delivery_keys_of_a_topic_that_is_created_again_are_new_ones(
-    topic: Topic, once: Once
-) -> None:
-    """The messages of the new topic have the offsets of old ones, which are done."""
-    seen: list[object] = []
+# --- topics that are created again ----------------------------------------------------------------
 
-    def consumer() -> KafkaConsumer:
+
+class CreatedAgain:
+    """A topic that is created again while a handler holds a message of the old one.
+
+    Its consumer fetches nothing meanwhile, and does not hear that the topic was deleted. When it
+    goes on, the new topic has grown past the place where it was.
+    """
+
+    OLD = ("old-1", "old-2", "old-3")
+    NEW = tuple(f"new-{number}" for number in range(6))
+
+    def __init__(self, topic: Topic, once: Once) -> None:
+        self.topic = topic
+        self.once = once
+        self.seen: list[object] = []
+        self._go_on = threading.Event()
+
+    def handle(self, message: Message) -> None:
+        self.seen.append(message.json()["order"])
+        if self.seen[-1] == self.OLD[-1]:
+            assert self._go_on.wait(SECONDS)
+
+    def consumer(self, **options: Any) -> KafkaConsumer:
+        # Nobody asks for the topics again unless something makes it.
+        config = {**self.topic.config, "topic.metadata.refresh.interval.ms": 300_000}
         return consumer_of(
-            topic, once, lambda m: seen.append(m.json()["order"]), key="delivery", request=None
+            self.topic, self.once, self.handle, config=config, concurrency=1, **options
         )
 
+    def create_again(self, consumer: KafkaConsumer) -> None:
+        self.topic.send(*self.OLD)
+        broker: Any = consumer.broker
+        wait_for(lambda: self.seen == list(self.OLD), "the old ones are with the handler")
+        client = broker._member._consumer
+        client.pause(client.assignment())
+        modern_kafka().delete_topic(self.topic.name)
+        self.topic.recreate()
+        self.topic.send(*self.NEW)
+        client.resume(client.assignment())
+        self._go_on.set()
+
+    def check_all_were_handled(self) -> None:
+        everything = sorted([*self.OLD, *self.NEW])
+        wait_for(lambda: sorted(map(str, self.seen)) == everything, "the new ones are handled")
+        self.topic.wait_until_done()
+        assert sorted(map(str, self.seen)) == everything, "each once"
+
+
+@pytest.fixture
+def again(topic: Topic, once: Once, monkeypatch: pytest.MonkeyPatch) -> CreatedAgain:
+    monkeypatch.setattr(confluent_member, "CHECK_EVERY_S", 0.1)
+    return CreatedAgain(topic, once)
+
+
+def test_i4_no_message_of_a_topic_that_is_created_again_is_skipped(again: CreatedAgain) -> None:
+    """The client goes on at the offset of the old topic, which the new one has grown past."""
+    with running(again.consumer()) as consumer:
+        again.create_again(consumer)
+        again.check_all_were_handled()
+
+
+def test_i1_i4_delivery_keys_of_a_topic_that_is_created_again_are_new_ones(
+    again: CreatedAgain,
+) -> None:
+    """The messages of the new topic have the offsets of old ones, which are done."""
+    options = {"key": "delivery", "request": None}
     ended = pytest.raises(ConfigurationError, match="was created again")
-    with ended, running(consumer()) as running_one:
-        topic.send("old-1", "old-2", "old-3")
-        topic.wait_until_done()
-        modern_kafka().delete_topic(topic.name)
-        topic.recreate()
-        topic.send("new-1", "new-2")
-        wait_for(lambda: not running_one._is_running, "the consumer ends")
-    with running(consumer()):
-        wait_for(lambda: len(seen) == 5, "the new ones are handled")
-    assert seen == ["old-1", "old-2", "old-3", "new-1", "new-2"]
+    with ended, running(again.consumer(**options)) as consumer:
+        again.create_again(consumer)
+        wait_for(lambda: not consumer._is_running, "the consumer ends")
+    with running(again.consumer(**options)):
+        again.check_all_were_handled()
 
 
 # --- topics that are missing at the start ---------------------------------------------------------

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs h
 )
 
 from oncekey.queues.broker import BrokerUnavailable, LoginRefused
-from oncekey.queues.broker_faults import reason_of
+from oncekey.queues.kafka.confluent_errors import code_of, unavailable
 from oncekey.queues.kafka.kafka_settings import missing_topics, topic_patience
 
 _PAUSE_S: Final = 0.1
@@ -49,6 +49,7 @@ class ConfluentTopics:
         self._admin = AdminClient(options)
         self._timeout = timeout
         self._refused: KafkaError | None = None
+        self._is_modern = False  # it has a controller that answers; it was asked for once
 
     def _note(self, error: KafkaError) -> None:
         """A callback of the client: the calls themselves only say that nobody has answered."""
@@ -122,31 +123,13 @@ class ConfluentTopics:
             raise self._unavailable(error) from error
 
     def _has_controller(self) -> bool:
-        cluster = self._cluster()
-        return cluster.controller_id in cluster.brokers and cluster.cluster_id is not None
+        if not self._is_modern:
+            cluster = self._cluster()
+            is_there = cluster.controller_id in cluster.brokers
+            self._is_modern = is_there and cluster.cluster_id is not None
+        return self._is_modern
 
 
 def _retention(configs: Mapping[str, Any]) -> float:
     policy, kept = configs["cleanup.policy"].value, int(configs["retention.ms"].value)
     return math.inf if kept < 0 or "delete" not in policy else kept / 1000
-
-
-def code_of(error: object) -> int | None:
-    """The code of an error of Kafka or of its client; None for any other one."""
-    found = _found(error)
-    return found.code() if isinstance(found, KafkaError) else None
-
-
-def unavailable(error: BaseException | KafkaError) -> BrokerUnavailable:
-    """The error with its text alone: in full it is KafkaError{code=...,val=...,str="..."}."""
-    found = _found(error)
-    text = found.str() if isinstance(found, KafkaError) else reason_of(found)
-    return BrokerUnavailable(f"Kafka does not answer as it should: {text}")
-
-
-def _found(error: Any) -> Any:
-    return error.args[0] if isinstance(error, KafkaException) and _has_code(error) else error
-
-
-def _has_code(error: KafkaException) -> bool:
-    return bool(error.args) and isinstance(error.args[0], KafkaError)

@@ -37,6 +37,8 @@ FETCH_MAX: Final = 500  # messages that are taken from the client at a time
 PAUSE_AFTER_S: Final = 2.0
 COMMIT_RETRY_S: Final = 1.0  # after Kafka did not take an offset
 CHECK_RETRY_S: Final = 1.0  # after Kafka did not tell a topic's id
+# How often the ids of the topics are asked for, while messages come or offsets are committed.
+CHECK_EVERY_S: Final = 5.0
 # A topic that Kafka does not know is asked for so long at the start: a broker that creates topics
 # does so in the background, and Kafka 4 calls one unknown until it is there.
 NEW_TOPIC_S: Final = 5.0
@@ -45,6 +47,7 @@ REDRIVE_SUFFIX: Final = ".redrive"
 # Kafka's own limit for the name of a topic.
 TOPIC_MAX_CHARS: Final = 249
 SKIPS_TO_END: Final = "latest"  # of both clients' `auto.offset.reset`
+ENDS_WITHOUT_OFFSET: Final = "error"  # of that of confluent-kafka
 
 # Kafka's own codes of a topic that is not there, or is being made.
 _UNKNOWN_TOPIC: Final = 3
