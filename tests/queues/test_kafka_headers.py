@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from tests.queues.kafka_topics import SECONDS, Topic, consumer_of, running, wait_for
+from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, consumer_of, running, wait_for
 from tests.support.kafka_servers import headers_kafka, kafka_mock
 from tests.support.servers.kafka_server import KafkaMock
 
@@ -32,18 +32,14 @@ POLICY = Policy(lease="1m")
 Handler = Callable[[Message], object]
 
 
-class NewGroupTopic(Topic):
+def new_topic(client: dict[str, Any]) -> Topic:
     """A topic that confluent-kafka consumes by the newer group protocol."""
-
-    @property
-    def config(self) -> dict[str, Any]:
-        mine = {"group.id": self.group, "group.protocol": "consumer"}
-        return {**self.client, **mine, "auto.offset.reset": "earliest"}
+    return Topic(client, options=NEW_GROUP)
 
 
 @pytest.fixture
 def topic() -> Topic:
-    return NewGroupTopic(headers_kafka().client)
+    return new_topic(headers_kafka().client)
 
 
 class SyncConsumers:
@@ -248,7 +244,7 @@ def test_a_retry_keeps_its_time_and_its_count_in_the_retry_topic(
 @pytest.mark.parametrize("kind", [SyncConsumers, AsyncConsumers])
 def test_a_delivery_key_is_refused_where_the_topic_has_no_identity(kind: Any) -> None:
     """The mock tells no topic ids to confluent-kafka; aiokafka never asks for them."""
-    consumers = kind(NewGroupTopic(kafka_mock().client))
+    consumers = kind(new_topic(kafka_mock().client))
     refused = pytest.raises(ConfigurationError, match="key='delivery'")
     with refused, consumers.running(print, key="delivery") as consumer:
         wait_for(lambda: consumer._was_run and not consumer._is_running, "it has ended")
@@ -292,7 +288,7 @@ def test_a_consumer_stops_in_order_while_its_brokers_are_away(
 ) -> None:
     """On aiokafka, whose client says only in its log that it tries in vain."""
     with KafkaMock() as mock:
-        topic = NewGroupTopic({**mock.client, "log_level": 0})
+        topic = new_topic({**mock.client, "log_level": 0})
         consumers = AsyncConsumers(topic)
         topic.send("a")
         # Its offset is done, and cannot be committed any more.

@@ -1,16 +1,20 @@
-"""What only a broker of this decade shows: topic ids, on Kafka 4.1."""
+"""What only a broker of this decade shows, on Kafka 4.1: topic ids, group protocols, added
+partitions, topics that it creates in the background."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.queues.kafka_topics import SECONDS, Topic, consumer_of, running, wait_for
+from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, consumer_of, running, wait_for
 from tests.support.kafka_servers import modern_kafka
-from tests.support.servers import processes
+from tests.support.servers import processes, require
+from tests.support.servers.kraft_server import SOON_BACK, KraftServer
 
 from oncekey import Once, Policy
 from oncekey.core.errors import ConfigurationError
@@ -134,3 +138,84 @@ def test_a_topic_that_nobody_creates_is_named(check: Any) -> None:
     """The name of a topic has no space, so no broker creates it."""
     with pytest.raises(ConfigurationError, match="has no topic no topic; create it first"):
         check(modern_kafka().address, ["no topic"])
+
+
+# --- members that come and go, and brokers --------------------------------------------------------
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
+    # A static member that leaves is missed only when its session is over.
+    "static": {"group.instance.id": "member", "session.timeout.ms": 2_000},
+    "consumer": NEW_GROUP,
+}
+
+
+class Members:
+    """Consumers of one group, whose handlers note the orders."""
+
+    def __init__(self, topic: Topic, once: Once) -> None:
+        self.topic = topic
+        self.seen: list[object] = []
+        self._once = once
+        self._numbers = itertools.count()
+        self._sent = 0
+
+    def member(self) -> KafkaConsumer:
+        config, number = self.topic.config, next(self._numbers)
+        if "group.instance.id" in config:
+            config["group.instance.id"] += f"-{number}"
+        return consumer_of(self.topic, self._once, self._handle, config=config)
+
+    def _handle(self, message: Message) -> None:
+        self.seen.append(message.json()["order"])
+
+    def send(self, partitions: int) -> None:
+        for partition in range(partitions):
+            self.topic.send(*range(self._sent, self._sent + 5), partition=partition)
+            self._sent += 5
+
+    def check_all_were_handled(self) -> None:
+        wait_for(lambda: len(set(self.seen)) == self._sent, "all are handled")
+        assert sorted(map(int, map(str, self.seen))) == list(range(self._sent)), "each once"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_i1_i4_members_come_and_go_and_partitions_are_added_under_load(
+    once: Once, protocol: str
+) -> None:
+    topic = Topic(modern_kafka().client, options=PROTOCOLS[protocol])
+    members = Members(topic, once)
+    first, second = members.member(), members.member()
+    more = topic.partitions + 1
+    with ExitStack() as stack:
+        with running(first):
+            members.send(topic.partitions)
+            wait_for(lambda: bool(members.seen), "the first has begun")
+            stack.enter_context(running(second))
+            broker: Any = second.broker
+            members.send(topic.partitions)
+            wait_for(lambda: bool(broker._work.partitions), "the second has a partition")
+            modern_kafka().add_partitions(topic.name, more)
+            topic.recreate()
+            members.send(more)
+            members.check_all_were_handled()
+        members.send(more)
+        members.check_all_were_handled()
+        topic.wait_until_done()
+
+
+def test_i1_i4_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing(
+    once: Once,
+) -> None:
+    """The consumer goes on by itself, where the group has committed."""
+    with require(lambda: KraftServer(settings=SOON_BACK)) as kafka:
+        topic = Topic(kafka.client)
+        members = Members(topic, once)
+        with running(members.member()):
+            members.send(topic.partitions)
+            members.check_all_were_handled()
+            kafka.kill()
+            kafka.start()
+            members.send(topic.partitions)
+            members.check_all_were_handled()
+            topic.wait_until_done()
