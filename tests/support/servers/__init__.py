@@ -2,7 +2,8 @@
 
 There are `Postgres`, `PgBouncer` in front of one, and `Proxy`, which breaks connections on demand.
 `RedisServer`, `RedisCluster` and `RedisSentinel` are Valkey by default; `EtcdCluster` is etcd, and
-`RabbitServer` is RabbitMQ. `SqsServer` is an emulator: Amazon's queues cannot be had.
+`RabbitServer` is RabbitMQ. `SqsServer` and `ElasticMqServer` are emulators: Amazon's queues cannot
+be had.
 `KraftServer` is Kafka of this decade, `KafkaServer` an old release, `KafkaMock` librdkafka's
 imitation.
 `Uvicorn`, `Hypercorn`, `Granian` and `Gunicorn` serve apps. A server that is not installed and
@@ -11,6 +12,7 @@ cannot be fetched raises `ServerMissing`; `require` turns that into a skip or a 
 
 from __future__ import annotations
 
+from tests.support.servers.elasticmq_server import ElasticMqServer
 from tests.support.servers.etcd_cluster import EtcdCluster
 from tests.support.servers.http_servers import Granian, Gunicorn, HttpServer, Hypercorn, Uvicorn
 from tests.support.servers.installations import Installation, find_postgres, pick_postgres
@@ -28,6 +30,7 @@ from tests.support.servers.requirements import require
 from tests.support.servers.sqs_server import SqsServer
 
 __all__ = [
+    "ElasticMqServer",
     "EtcdCluster",
     "Granian",
     "Gunicorn",

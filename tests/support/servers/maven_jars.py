@@ -111,6 +111,7 @@ JARS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
         ("org.slf4j", "2.0.7", ("slf4j-api",)),
     ),
 }
+_NAMES = {"kafka": "Kafka 4", "elasticmq": "ElasticMQ"}
 _SHA256 = "0a162ae028a1824c9b5f00e3bf7be4a21533956c9739fca1ef5ebf5bd6d7ef8b"
 _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1"
 _SECONDS = 240
@@ -120,7 +121,7 @@ _OPTIONS = (
     "--batch-mode",
     "--strict-checksums",
     "-Daether.connector.connectTimeout=5000",
-    "-Daether.connector.requestTimeout=30000",
+    "-Daether.connector.requestTimeout=10000",
     "-Dmaven.wagon.http.retryHandler.count=0",
 )
 
@@ -134,12 +135,12 @@ def find_jars(server: str) -> Path:
         with (run_folders().disk / "jars.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if failed.exists():  # it is tried once in a run, because the next test would wait again
-                raise ServerMissing(server, failed.read_text(encoding="utf-8"))
+                raise ServerMissing(_NAMES[server], failed.read_text(encoding="utf-8"))
             try:
                 _fetch(folder)
             except ServerMissing as missing:
                 failed.write_text(missing.how_to_get, encoding="utf-8")
-                raise ServerMissing(server, missing.how_to_get) from missing
+                raise ServerMissing(_NAMES[server], missing.how_to_get) from missing
     return folder / server
 
 
