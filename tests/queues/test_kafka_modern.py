@@ -204,6 +204,7 @@ def test_i1_i4_members_come_and_go_and_partitions_are_added_under_load(
         topic.wait_until_done()
 
 
+@pytest.mark.soak  # it starts a broker of its own twice
 def test_i1_i4_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing(
     once: Once,
 ) -> None:
