@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.docs.pages import PAGES, ROOT, commands, files, name_of, script
 from tests.support.etcd_stores import etcd
-from tests.support.kafka_servers import kafka_mock
+from tests.support.kafka_servers import headers_kafka
 from tests.support.postgres_stores import server
 from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.redis_stores import valkey
@@ -39,7 +39,7 @@ def run_code(page: Path, folder: Path) -> None:
     if "REDIS_URL" in code:
         environment["REDIS_URL"] = empty_redis(page)
     if "KAFKA_BROKERS" in code:
-        environment["KAFKA_BROKERS"] = kafka_mock().address
+        environment["KAFKA_BROKERS"] = headers_kafka().address
     if "RABBITMQ_URL" in code:
         environment["RABBITMQ_URL"] = rabbitmq().url
     if "oncekey.queues.sqs" in code:

@@ -155,7 +155,7 @@ def _watch_aiokafka(seam: Seam) -> None:
 
 
 def confluent_case(patch: pytest.MonkeyPatch) -> FaultCase:
-    """On the real broker, Apache Kafka 0.9."""
+    """On the real broker."""
     _hurry_kafka(patch)
     calls = {
         "receive": "Consumer.poll",
@@ -168,7 +168,6 @@ def confluent_case(patch: pytest.MonkeyPatch) -> FaultCase:
 
 
 def aiokafka_case(patch: pytest.MonkeyPatch) -> FaultCase:
-    """On librdkafka's mock: aiokafka cannot speak to a broker as old as the real one."""
     _hurry_kafka(patch)
     calls = {
         "receive": "AIOKafkaConsumer.getmany",
@@ -179,7 +178,7 @@ def aiokafka_case(patch: pytest.MonkeyPatch) -> FaultCase:
     refusals = {"receive": frozenset({"NoOffsetForPartitionError"})}
     return FaultCase(
         True,
-        Topics(kafka_servers.quick_kafka_mock().client),
+        Topics(kafka_servers.headers_kafka().client),
         ("aiokafka.errors",),
         _watch_aiokafka,
         calls,

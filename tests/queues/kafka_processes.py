@@ -34,7 +34,8 @@ class Workers:
         """Return what a consumer of this topic needs."""
         folder = self.directory / topic.name
         folder.mkdir(exist_ok=True)
-        config = {**topic.config, **SOON_MISSED}
+        config = topic.config
+        config |= {name: value for name, value in SOON_MISSED.items() if name in config}
         return Worker(topic.name, config, self.store, str(folder / "effects"), **given)
 
     def start(self, topic: Topic, **given: Any) -> int:

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from tests.support.servers import processes
 
 from oncekey import Once
@@ -22,11 +30,15 @@ from oncekey.queues.queue_message import Message as QueueMessage
 
 SECONDS = 90.0
 # A member that leaves says so, and one that is slow is not missed.
+REFRESH: dict[str, Any] = {"topic.metadata.refresh.interval.ms": 1_000}
 GROUP_TIMES: dict[str, Any] = {
     "session.timeout.ms": 20_000,
     "heartbeat.interval.ms": 300,
-    "topic.metadata.refresh.interval.ms": 1_000,
+    **REFRESH,
 }
+NEW_GROUP = {"group.protocol": "consumer"}
+# Of a partition whose broker has just heard that it exists.
+_NEW = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART)
 Handler = Callable[[QueueMessage], object]
 
 
@@ -40,8 +52,11 @@ class Topic:
         group: str = "shop",
         *,
         is_fresh: bool = False,
+        options: dict[str, Any] | None = None,
     ) -> None:
-        """`is_fresh` says that no other test has these names; else they get an ending."""
+        """`is_fresh` says that no other test has these names; else they get an ending. `options`
+        are more options of its consumers."""
+        self._options = options or {}
         self.client = client
         self.name = name if is_fresh else processes.fresh_name(name)
         self.group = group if is_fresh else f"{group}-{self.name}"
@@ -63,12 +78,10 @@ class Topic:
 
     @property
     def config(self) -> dict[str, Any]:
-        return {
-            **self.client,
-            **GROUP_TIMES,
-            "group.id": self.group,
-            "auto.offset.reset": "earliest",
-        }
+        own = {"group.id": self.group, "auto.offset.reset": "earliest", **self._options}
+        # The newer protocol has its times at the broker.
+        is_new = own.get("group.protocol") == NEW_GROUP["group.protocol"]
+        return {**self.client, **(REFRESH if is_new else GROUP_TIMES), **own}
 
     def send(self, *orders: object, partition: int = 0, **headers: str) -> None:
         """Send orders, each as a JSON body whose `order` is its business id."""
@@ -118,10 +131,21 @@ class Topic:
 
     def ends(self, topic: str) -> dict[int, int]:
         """Return how many messages each partition has had. The broker creates a missing topic."""
-        return {
-            each.partition: self._asking.get_watermark_offsets(each, timeout=60)[1]
-            for each in self._partitions(topic)
-        }
+        return {each.partition: self._end(each) for each in self._partitions(topic)}
+
+    def _end(self, partition: TopicPartition) -> int:
+        found: list[int] = []
+
+        def is_told() -> bool:
+            try:
+                found.append(self._asking.get_watermark_offsets(partition, timeout=60)[1])
+            except KafkaException as error:
+                if error.args[0].code() not in _NEW:
+                    raise
+            return bool(found)
+
+        processes.wait_until(is_told, f"the end of {partition} is told", SECONDS)
+        return found[0]
 
     def committed(self, topic: str | None = None) -> dict[int, int]:
         """Return the offset that the group has committed of each partition; 0 for none."""

@@ -23,11 +23,12 @@ from tests.queues.rabbit_queues import QUORUM, RabbitQueues, channel_to, waiting
 from tests.queues.running_consumer import PATIENCE_S, wait_until
 from tests.queues.sqs_queues import SqsQueues
 from tests.queues.stream_queues import StreamQueues
-from tests.support.kafka_servers import kafka_mock
+from tests.support.kafka_servers import headers_kafka
 from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.redis_stores import valkey
 from tests.support.servers import Proxy, processes, require
 from tests.support.servers.kafka_server import KafkaMock
+from tests.support.servers.kraft_server import KraftServer
 from tests.support.servers.sqs_server import sqs
 
 from oncekey import Once
@@ -176,19 +177,19 @@ class KafkaTarget(Target):
 
     def __init__(self) -> None:
         super().__init__()
-        self._mock: KafkaMock = kafka_mock()
+        self._kafka: KraftServer | KafkaMock = headers_kafka()
         self._timeout_ms = 10_000
 
     @property
     def _topic(self) -> Topic:
-        return Topic(self._mock.client, self.queue, "shop", is_fresh=True)
+        return Topic(self._kafka.client, self.queue, "shop", is_fresh=True)
 
     def sender(self, *, is_async: bool) -> Any:
         if is_async:
             return AsyncKafkaSender(
-                {"bootstrap_servers": self._mock.address, "request_timeout_ms": self._timeout_ms}
+                {"bootstrap_servers": self._kafka.address, "request_timeout_ms": self._timeout_ms}
             )
-        return KafkaSender({**self._mock.client, "message.timeout.ms": self._timeout_ms})
+        return KafkaSender({**self._kafka.client, "message.timeout.ms": self._timeout_ms})
 
     def count(self) -> int:
         return self._topic.size(self.queue)
@@ -196,7 +197,7 @@ class KafkaTarget(Target):
     def consumer(self, once: Once, handler: Any, **options: Any) -> Any:
         # The newer protocol of groups joins without a delay.
         group = {"group.id": "shop", "group.protocol": "consumer"}
-        config = {**self._mock.client, **group, "auto.offset.reset": "earliest"}
+        config = {**self._kafka.client, **group, "auto.offset.reset": "earliest"}
         return KafkaConsumer(once, handler, self.queue, config=config, **options)
 
     def is_drained(self) -> bool:
@@ -205,7 +206,7 @@ class KafkaTarget(Target):
     @contextmanager
     def cut_off(self) -> Iterator[Way]:
         with require(KafkaMock) as mock:
-            self._mock, self._timeout_ms = mock, 2_000
+            self._kafka, self._timeout_ms = mock, 2_000
             yield Way(mock)
 
 

@@ -139,17 +139,17 @@ def test_i8_a_queue_of_the_same_name_on_another_broker_is_refused_or_told_apart(
 
 
 def test_a_cluster_of_kafka_tells_its_id_to_both_clients() -> None:
-    """The mock tells one, as any cluster since 0.10.1; the real broker of these tests is older."""
-    mock = kafka_servers.quick_kafka_mock()
-    topic = Topic(mock.client)
+    """Any cluster does since 0.10.1."""
+    server = kafka_servers.headers_kafka()
+    topic = Topic(server.client)
     with Once("memory://") as opened:
         broker = consumer_of(topic, opened, print).broker
         told = broker.facts().broker
-    config = {"bootstrap_servers": mock.client["bootstrap.servers"]}
+    config = {"bootstrap_servers": server.address}
     _, cluster = asyncio.run(ask(config, [topic.name], 60.0))
     assert cluster
     assert told == identity_of("kafka", cluster=cluster)
-    old = Topic(kafka_servers.kafka().client)
+    old = Topic(kafka_servers.old_kafka().client)
     with Once("memory://") as opened:
         assert consumer_of(old, opened, print).broker.facts().broker == "kafka"
 

@@ -1,6 +1,6 @@
-"""Groups and topics that change under a consumer, on the real broker (0.9.0.1).
+"""Groups and topics that change under a consumer, on the real broker.
 
-This release has no topic ids and no cooperative rebalancing; nothing here says anything of those.
+What only a broker of this decade has is in test_kafka_modern.py.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from tests.queues.kafka_topics import SECONDS, Topic, consumer_of, running, wait_for
-from tests.support.kafka_servers import kafka
+from tests.support.kafka_servers import kafka, old_kafka
 
 from oncekey import Once, Policy
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Kind
-from oncekey.queues.kafka import KafkaConsumer
 from oncekey.queues.kafka.confluent_topics import ConfluentTopics
 from oncekey.queues.queue_message import Message
 from oncekey.stores.memory import MemoryStore
@@ -88,33 +87,6 @@ def test_messages_of_a_topic_that_is_created_again_are_not_taken_for_old_ones(
     assert seen == ["old-1", "old-2", "old-3", "new-1", "new-2"]
 
 
-def test_delivery_keys_of_a_topic_that_is_created_again_are_new_ones(
-    topic: Topic, once: Once, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This broker has no topic ids, so the test says them; the topic and its offsets are real."""
-    ids = ["first"]
-    monkeypatch.setattr(ConfluentTopics, "identity", lambda self, name: ids[-1])
-    seen: list[object] = []
-
-    def consumer() -> KafkaConsumer:
-        return consumer_of(
-            topic, once, lambda m: seen.append(m.json()["order"]), key="delivery", request=None
-        )
-
-    ended = pytest.raises(ConfigurationError, match="was created again")
-    with ended, running(consumer()) as running_one:
-        topic.send("old-1", "old-2", "old-3")
-        topic.wait_until_done()
-        kafka().delete_topic(topic.name)
-        ids.append("second")
-        topic.recreate()
-        topic.send("new-1", "new-2")
-        wait_for(lambda: not running_one._is_running, "the consumer ends")
-    with running(consumer()):
-        wait_for(lambda: len(seen) == 5, "the new ones are handled")
-    assert seen == ["old-1", "old-2", "old-3", "new-1", "new-2"]
-
-
 def test_a_broker_that_does_not_tell_the_id_of_a_topic_is_asked_again(
     topic: Topic, once: Once, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,12 +109,14 @@ def test_a_broker_that_does_not_tell_the_id_of_a_topic_is_asked_again(
     assert asked[:3] == [0, 0, 0]
 
 
-def test_delivery_keys_are_refused_on_a_broker_without_topic_ids(topic: Topic, once: Once) -> None:
+def test_delivery_keys_are_refused_on_a_broker_without_topic_ids(once: Once) -> None:
+    topic = Topic(old_kafka().client)
     with pytest.raises(ConfigurationError, match="key='delivery'"):
         consumer_of(topic, once, print, key="delivery").run()
 
 
-def test_a_redrive_is_refused_on_a_broker_without_headers(topic: Topic, once: Once) -> None:
+def test_a_redrive_is_refused_on_a_broker_without_headers(once: Once) -> None:
+    topic = Topic(old_kafka().client)
     broker = consumer_of(topic, once, print)._broker
     broker.facts()
     with pytest.raises(ConfigurationError, match="store no headers"):

@@ -1,8 +1,7 @@
-"""Dead letters, redrives and retries that need headers: on librdkafka's mock cluster alone.
+"""Dead letters, redrives and retries that need headers, and all of it with aiokafka too.
 
-The real broker of these tests is 0.9.0.1, whose messages have no headers, and aiokafka does not
-speak to it. So these tests prove what oncekey writes and reads, for both clients, and not that a
-real cluster of a newer release keeps it.
+They run on Kafka 4.1. Where that cannot be had, they run on librdkafka's mock cluster, because the
+old broker has no headers, and aiokafka does not speak to it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from tests.queues.kafka_topics import SECONDS, Topic, consumer_of, running, wait_for
-from tests.support.kafka_servers import kafka_mock
+from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, consumer_of, running, wait_for
+from tests.support.kafka_servers import headers_kafka, kafka_mock
 from tests.support.servers.kafka_server import KafkaMock
 
 from oncekey import AsyncOnce, Once, Policy, Terminal
@@ -33,18 +32,14 @@ POLICY = Policy(lease="1m")
 Handler = Callable[[Message], object]
 
 
-class MockTopic(Topic):
-    """A topic of the mock, consumed by the newer group protocol, which joins without a delay."""
-
-    @property
-    def config(self) -> dict[str, Any]:
-        mine = {"group.id": self.group, "group.protocol": "consumer"}
-        return {**self.client, **mine, "auto.offset.reset": "earliest"}
+def new_topic(client: dict[str, Any]) -> Topic:
+    """A topic that confluent-kafka consumes by the newer group protocol."""
+    return Topic(client, options=NEW_GROUP)
 
 
 @pytest.fixture
 def topic() -> Topic:
-    return MockTopic(kafka_mock().client)
+    return new_topic(headers_kafka().client)
 
 
 class SyncConsumers:
@@ -246,13 +241,14 @@ def test_a_retry_keeps_its_time_and_its_count_in_the_retry_topic(
     assert began + 0.9 < int(headers_of(retried[0])[DUE_HEADER]) / 1000 < time.time()
 
 
-def test_a_delivery_key_is_refused_where_the_topic_has_no_identity(
-    topic: Topic, consumers: Any
-) -> None:
+@pytest.mark.parametrize("kind", [SyncConsumers, AsyncConsumers])
+def test_a_delivery_key_is_refused_where_the_topic_has_no_identity(kind: Any) -> None:
     """The mock tells no topic ids to confluent-kafka; aiokafka never asks for them."""
+    consumers = kind(new_topic(kafka_mock().client))
     refused = pytest.raises(ConfigurationError, match="key='delivery'")
     with refused, consumers.running(print, key="delivery") as consumer:
         wait_for(lambda: consumer._was_run and not consumer._is_running, "it has ended")
+    consumers.close()
 
 
 @pytest.mark.soak  # shown on the real broker
@@ -292,7 +288,7 @@ def test_a_consumer_stops_in_order_while_its_brokers_are_away(
 ) -> None:
     """On aiokafka, whose client says only in its log that it tries in vain."""
     with KafkaMock() as mock:
-        topic = MockTopic({**mock.client, "log_level": 0})
+        topic = new_topic({**mock.client, "log_level": 0})
         consumers = AsyncConsumers(topic)
         topic.send("a")
         # Its offset is done, and cannot be committed any more.

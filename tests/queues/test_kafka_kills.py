@@ -1,4 +1,4 @@
-"""Consumers of a real Kafka broker (0.9.0.1) that are killed, stopped and woken: nothing is lost.
+"""Consumers of a real Kafka broker that are killed, stopped and woken: nothing is lost.
 
 Each kill is a SIGKILL of a consumer process; another process goes on with the same group. They
 share a store on PostgreSQL.
@@ -17,10 +17,10 @@ from tests.queues import consumer_kills
 from tests.queues.consumer_kills import Case, Kills
 from tests.queues.kafka_processes import Workers, kafka_workers
 from tests.queues.kafka_queues import KafkaQueues
-from tests.queues.kafka_topics import Topic, wait_for
+from tests.queues.kafka_topics import NEW_GROUP, Topic, wait_for
 from tests.queues.kafka_worker import POINTS, SHORT_LEASE
 from tests.support import postgres_stores
-from tests.support.kafka_servers import kafka, kafka_mock
+from tests.support.kafka_servers import headers_kafka, kafka, modern_kafka
 from tests.support.servers import processes
 
 from oncekey import Once
@@ -38,8 +38,9 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
         yield running
 
 
-def make_topic() -> Topic:
-    topic = Topic(kafka().client)
+def make_topic(**options: str) -> Topic:
+    client = (modern_kafka() if options else kafka()).client
+    topic = Topic(client, options=options)
     for name in (topic.dead, topic.retry, topic.parked):
         topic.ends(name)  # a broker creates a topic when it is asked for it
     return topic
@@ -107,8 +108,11 @@ def test_a_failed_message_before_good_ones_survives_a_kill(workers: Workers) -> 
     workers.kill(heir)
 
 
-def test_i1_a_stopped_member_that_wakes_up_is_fenced_and_commits_nothing(workers: Workers) -> None:
-    topic = make_topic()
+@pytest.mark.parametrize("options", [{}, NEW_GROUP], ids=["classic", "consumer"])
+def test_i1_a_stopped_member_that_wakes_up_is_fenced_and_commits_nothing(
+    workers: Workers, options: dict[str, str]
+) -> None:
+    topic = make_topic(**options)
     gate = workers.directory / processes.fresh_name("gate")
     topic.send("a", "b", "c")
     zombie = workers.start(topic, gate=str(gate), lease=SHORT_LEASE)
@@ -180,7 +184,7 @@ def test_i1_i4_three_consumers_under_kills_and_pauses_handle_everything(
         workers.kill(pid)
 
 
-MOCK_CASES = [Case("async", point) for point in consumer_kills.POINTS]
+AIOKAFKA_CASES = [Case("async", point) for point in consumer_kills.POINTS]
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +192,9 @@ def kills(tmp_path_factory: pytest.TempPathFactory) -> Kills:
     store = postgres_stores.server().url(postgres_stores.DATABASE)
     migrate(store)
     folder = tmp_path_factory.mktemp("kills")
-    return Kills(KafkaQueues, {"client": kafka_mock().client}, store, folder, MOCK_CASES)
+    return Kills(KafkaQueues, {"client": headers_kafka().client}, store, folder, AIOKAFKA_CASES)
 
 
-@pytest.mark.soak  # a member of the mock takes seconds to join
-@pytest.mark.parametrize("case", MOCK_CASES, ids=lambda case: case.point)
-def test_a_killed_consumer_on_aiokafka_loses_nothing_on_the_mock(kills: Kills, case: Case) -> None:
-    """The real broker is too old for aiokafka; the mock stays when the consumer is killed."""
+@pytest.mark.parametrize("case", AIOKAFKA_CASES, ids=lambda case: case.point)
+def test_a_killed_consumer_on_aiokafka_loses_nothing(kills: Kills, case: Case) -> None:
     kills[case].check(case.point)

@@ -168,8 +168,7 @@ def test_notes_of_trimmed_entries_are_not_moved_as_parked_messages() -> None:
 
 
 def test_on_kafka_a_redrive_ends_at_what_was_there_when_it_began() -> None:
-    """On librdkafka's mock: the real broker of these tests stores no headers."""
-    topic = Topic(kafka_servers.quick_kafka_mock().client)
+    topic = Topic(kafka_servers.headers_kafka().client)
     with Once("memory://") as once:
         broker = consumer_of(topic, once, print).broker
         for source, parked in ((topic.dead, False), (topic.parked, True)):

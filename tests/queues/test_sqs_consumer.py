@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
 from botocore.config import Config
 from tests.support.log_records import written_log
 from tests.support.servers import processes
+from tests.support.servers.elasticmq_server import elasticmq
 from tests.support.servers.sqs_server import REGION, QueuePair, SqsServer, sqs
 
 from oncekey import ConfigurationError, Once
@@ -37,6 +39,20 @@ def server() -> SqsServer:
     return sqs()
 
 
+@pytest.fixture(params=[sqs, elasticmq], ids=["moto", "elasticmq"])
+def either(request: pytest.FixtureRequest) -> SqsServer:
+    """The one emulator and the other."""
+    found: SqsServer = request.param()
+    return found
+
+
+def client_of(queue: str) -> Any:
+    """A client of the server that has this queue, by the URL of the queue."""
+    at = urlsplit(queue)
+    own = {"endpoint_url": f"{at.scheme}://{at.netloc}"} if at.netloc else {}
+    return sqs().client(**own)
+
+
 @pytest.fixture
 def once() -> Iterator[Once]:
     with Once("memory://") as once:
@@ -54,7 +70,7 @@ def ship(message: Message) -> None:
 
 
 def made(once: Once, queue: str, handler: Callable[..., Any] = ship, **options: Any) -> SQSConsumer:
-    given = {"name": "shipping", "key": "json:$.order", "client": sqs().client(), **options}
+    given = {"name": "shipping", "key": "json:$.order", "client": client_of(queue), **options}
     return SQSConsumer(once, handler, queue, **given)
 
 
@@ -190,9 +206,9 @@ def test_a_consumer_whose_queue_is_deleted_ends_with_that_error(
 
 
 def test_a_group_is_handled_in_order_and_a_failed_message_holds_back_its_group(
-    once: Once, server: SqsServer
+    once: Once, either: SqsServer
 ) -> None:
-    pair = server.pair(fifo=True)
+    pair = either.pair(fifo=True)
     for number in range(12):
         group = "ab"[number % 2]
         body = f'{{"order": {number}}}'
@@ -219,9 +235,9 @@ def test_a_group_is_handled_in_order_and_a_failed_message_holds_back_its_group(
 
 
 def test_a_stop_lets_handlers_end_and_gives_back_what_has_not_begun(
-    once: Once, server: SqsServer
+    once: Once, either: SqsServer
 ) -> None:
-    pair = server.pair()
+    pair = either.pair()
     pair.send(*(f'{{"order": {number}}}' for number in range(5)))
     began, finish = threading.Event(), threading.Event()
 

@@ -1,6 +1,6 @@
 """What becomes of messages on SQS, sync and async, by how their attempts end.
 
-Against moto, an emulator; see tests/support/servers/sqs_server.py.
+Against two emulators, moto and ElasticMQ; see tests/support/servers/sqs_server.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.queues.sqs_rounds import ROUNDS, Handler, Rounds, SyncRounds
+from tests.support.servers.elasticmq_server import elasticmq
 from tests.support.servers.sqs_server import QueuePair, SqsServer, sqs
 
 from oncekey import Terminal
@@ -23,9 +24,10 @@ ORDER = '{"order": 17}'
 Start = Callable[..., Rounds]
 
 
-@pytest.fixture
-def server() -> SqsServer:
-    return sqs()
+@pytest.fixture(params=[sqs, elasticmq], ids=["moto", "elasticmq"])
+def server(request: pytest.FixtureRequest) -> SqsServer:
+    found: SqsServer = request.param()
+    return found
 
 
 @pytest.fixture

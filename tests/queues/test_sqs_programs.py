@@ -14,7 +14,12 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import REMOVE, Disposition, Kind, dead_letter
 from oncekey.queues.queue_message import Message
-from oncekey.queues.sqs.queue_attributes import VISIBILITY_MAX_S
+from oncekey.queues.sqs.queue_attributes import (
+    UNTOLD_BYTES,
+    UNTOLD_RETENTION_S,
+    VISIBILITY_MAX_S,
+    parse_attributes,
+)
 from oncekey.queues.sqs.queue_program import QueueProgram
 from oncekey.queues.sqs.sqs_calls import (
     Call,
@@ -290,3 +295,10 @@ def test_an_entry_of_a_message_that_is_visible_again_is_not_ours() -> None:
     said = {**entry, "Message": text + "not available for visibility timeout change."}
     assert failure_of_entry(said).cause is Cause.NOT_OURS
     assert failure_of_entry(entry).cause is Cause.INVALID
+
+
+def test_what_a_server_does_not_tell_is_taken_to_be_what_forgets_no_key() -> None:
+    """ElasticMQ tells neither; a queue of Amazon keeps nothing for longer."""
+    given = {"QueueArn": "arn:aws:sqs:eu-central-1:000000000000:orders", "CreatedTimestamp": "1"}
+    found = parse_attributes("http://127.0.0.1:1/orders", given)
+    assert (found.retention_s, found.max_bytes) == (UNTOLD_RETENTION_S, UNTOLD_BYTES)

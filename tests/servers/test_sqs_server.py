@@ -1,4 +1,4 @@
-"""moto's SQS does what the tests of queues rely on; the module sqs_server says what it does not."""
+"""Both emulators of SQS do what the tests of queues rely on; their modules say what they do not."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 from tests.support.servers import processes
+from tests.support.servers.elasticmq_server import elasticmq
 from tests.support.servers.sqs_server import SqsServer, sqs
 
 HIDDEN_SECONDS = 30
 
 
-@pytest.fixture(scope="module")
-def server() -> SqsServer:
-    return sqs()
+@pytest.fixture(params=[sqs, elasticmq], ids=["moto", "elasticmq"])
+def server(request: pytest.FixtureRequest) -> SqsServer:
+    found: SqsServer = request.param()
+    return found
 
 
 def receive(server: SqsServer, url: str, **options: Any) -> list[dict[str, Any]]:
@@ -57,6 +59,19 @@ def test_a_hidden_message_holds_back_its_group_and_no_other(server: SqsServer) -
     pair.send("b1", MessageGroupId="b")
     assert [one["Body"] for one in receive(server, pair.source, MaxNumberOfMessages=1)] == ["a1"]
     assert [one["Body"] for one in receive(server, pair.source)] == ["b1"]
+
+
+def test_the_first_of_a_group_that_is_visible_again_comes_before_the_later_ones() -> None:
+    """On ElasticMQ; moto gives out a later one."""
+    server = elasticmq()
+    pair = server.pair(fifo=True, ContentBasedDeduplication="true")
+    pair.send("a1", "a2", "a3", MessageGroupId="a")
+    taken = receive(server, pair.source)
+    for one in reversed(taken):
+        server.client().change_message_visibility(
+            QueueUrl=pair.source, ReceiptHandle=one["ReceiptHandle"], VisibilityTimeout=0
+        )
+    assert [one["Body"] for one in receive(server, pair.source)] == ["a1", "a2", "a3"]
 
 
 def test_a_batch_call_reports_the_entry_that_failed(server: SqsServer) -> None:

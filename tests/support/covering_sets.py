@@ -77,6 +77,9 @@ SERVER_TESTS = {
         "tests/queues/test_kafka_groups.py": [
             "test_kafka_servers.py::test_a_killed_broker_keeps_messages_and_a_topic_can_be_deleted",
         ],
+        "tests/queues/test_kafka_modern.py": [
+            "test_kafka_servers.py::test_a_killed_broker_of_this_decade_keeps_messages_headers_and_topics",
+        ],
         "tests/queues/test_kafka_headers.py": [
             "test_kafka_servers.py::test_the_mock_keeps_headers_and_knows_both_group_protocols",
             "test_kafka_servers.py::test_aiokafka_speaks_to_the_mock",

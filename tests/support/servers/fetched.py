@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.demo.browser import program as find_chromium
 from tests.support.servers.etcd_cluster import find_etcd
 from tests.support.servers.kafka_server import find_java, find_kafka
+from tests.support.servers.maven_jars import find_jars
 from tests.support.servers.pgbouncer import find_pgbouncer
 from tests.support.servers.processes import ServerMissing
 from tests.support.servers.prometheus_tools import find_promtool
@@ -21,10 +22,11 @@ from tests.support.servers.rabbitmq_server import find_rabbitmq
 # The largest come first: two are fetched at a time.
 FINDERS: dict[str, Callable[[], object]] = {
     "Chromium": find_chromium,
+    "Kafka 4 and ElasticMQ": lambda: find_jars("kafka"),
     "Prometheus' promtool": find_promtool,
     "RabbitMQ": find_rabbitmq,
     "etcd": find_etcd,
-    "Kafka": find_kafka,
+    "Kafka 0.9": find_kafka,
     "Java": find_java,
     "PgBouncer": find_pgbouncer,
 }

@@ -1,5 +1,6 @@
 """Kafka for tests and benchmarks: a real broker of an old release, and librdkafka's own mock.
 
+A broker of this decade is in kraft_server.py; where its jars cannot be had, these two remain.
 `KafkaServer` is Apache Kafka 0.9.0.1 with its ZooKeeper, two Java processes. Groups, rebalances,
 commits and redelivery are real. It has no message headers, timestamps, transactions or topic ids,
 no cooperative rebalancing and no requests of administrators, and aiokafka does not speak to it.
@@ -173,9 +174,10 @@ def java_command(directory: Path, main_class: str, *arguments: str) -> list[str]
     return [str(find_java()), *_JAVA_OPTIONS, *own, "-cp", jars, main_class, *arguments]
 
 
-def _properties(path: Path, settings: Mapping[str, str]) -> str:
+def properties(path: Path, settings: Mapping[str, str]) -> Path:
+    """Write settings as Java reads them; returns the path."""
     path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), "utf-8")
-    return str(path)
+    return path
 
 
 # --- the real broker ------------------------------------------------------------------------------
@@ -195,9 +197,9 @@ class ZooKeeper(LoopbackServer):
             "tickTime": "500",
             "maxClientCnxns": "0",
         }
-        file = _properties(self.directory / "zookeeper.properties", settings)
+        file = properties(self.directory / "zookeeper.properties", settings)
         name = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        return java_command(self.directory, name, file)
+        return java_command(self.directory, name, str(file))
 
     def is_ready(self) -> bool:
         try:
@@ -231,8 +233,8 @@ class Broker(LoopbackServer):
             "log.dirs": str(self.directory / "data"),
             "zookeeper.connect": self._zookeeper.address,
         }
-        file = _properties(self.directory / "server.properties", settings)
-        return java_command(self.directory, "kafka.Kafka", file)
+        file = properties(self.directory / "server.properties", settings)
+        return java_command(self.directory, "kafka.Kafka", str(file))
 
     def launch(self) -> None:
         """Start when ZooKeeper has forgotten a killed run of this broker, which it would refuse."""

@@ -17,14 +17,13 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.kafka.kafka_records import KafkaRecord
+from oncekey.queues.kafka.kafka_settings import missing_topics, topic_patience
 from oncekey.queues.kafka.order_queue import Partition, Position
 
 _PAUSE_S: Final = 0.1
-_LEADER_NOT_AVAILABLE: Final = 5
 _CONNECTION: Final = ("bootstrap_servers", "client_id", "security_protocol", "ssl_", "sasl_")
 
 
@@ -67,12 +66,7 @@ async def ask(
     try:
         await admin.start()
         try:
-            missing = await _missing(admin, topics, seconds)
-            if missing:
-                raise ConfigurationError(
-                    f"Kafka has no topic {', '.join(missing)}; create it first, since a message "
-                    "that cannot be moved there holds back its partition"
-                )
+            await _check(admin, topics, seconds)
             return await _retention(admin, topics), await _cluster_id(admin)
         finally:
             await admin.close()
@@ -87,13 +81,17 @@ async def _cluster_id(admin: Any) -> str | None:
     return found
 
 
-async def _missing(admin: Any, topics: Sequence[str], seconds: float) -> list[str]:
-    until = time.monotonic() + seconds
+async def _check(admin: Any, topics: Sequence[str], seconds: float) -> None:
+    """Raise ConfigurationError for topics that do not exist: see confluent_topics.py."""
+    began = time.monotonic()
     while True:
         found = {each["topic"]: each["error_code"] for each in await admin.describe_topics(topics)}
-        if _LEADER_NOT_AVAILABLE not in found.values() or time.monotonic() > until:
-            return [topic for topic in topics if found.get(topic, 1)]
-        await asyncio.sleep(_PAUSE_S)  # the broker has just created one, and elects a leader
+        codes = {topic: code for topic in topics if (code := found.get(topic, -1))}
+        if not codes:
+            return
+        if time.monotonic() - began >= topic_patience(codes.values(), seconds):
+            raise missing_topics(codes)
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def _retention(admin: Any, topics: Sequence[str]) -> float | None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import Settled
 from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
@@ -19,8 +18,9 @@ from oncekey.queues.kafka.confluent_member import GroupMember
 from oncekey.queues.kafka.confluent_redrive import redrive
 from oncekey.queues.kafka.confluent_topics import ConfluentTopics
 from oncekey.queues.kafka.confluent_values import connection_options
-from oncekey.queues.kafka.kafka_settings import WAIT_MAX_S, KafkaSettings
+from oncekey.queues.kafka.kafka_settings import ENDS_WITHOUT_OFFSET, WAIT_MAX_S, KafkaSettings
 from oncekey.queues.kafka.partition_work import GIVEN_UP, PartitionWork
+from oncekey.queues.kafka.topic_ids import TopicIds
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import GoOn, to_the_end
 
@@ -37,7 +37,7 @@ class ConfluentBroker:
         self._needs_identity = needs_identity
         self._work = PartitionWork(settings)
         self._changed = threading.Condition()
-        self._topics: ConfluentTopics | None = None
+        self._ids: TopicIds | None = None
         self._facts: BrokerFacts | None = None
         self._member: GroupMember | None = None
 
@@ -45,9 +45,10 @@ class ConfluentBroker:
         if self._facts is None:
             settings = self._settings
             connection = connection_options(self._config)
-            topics = self._topics = ConfluentTopics(connection, settings.ask_timeout)
+            topics = ConfluentTopics(connection, settings.ask_timeout)
             topics.check([settings.topic, *settings.written])
-            identity = topics.identity(settings.topic) if self._needs_identity else None
+            self._ids = TopicIds(topics, settings, ends=self._ends)
+            identity = self._ids[settings.topic] if self._needs_identity else None
             self._work.identity = identity
             retention = topics.retention([settings.topic, *settings.written])
             is_ordered = settings.order != "none"
@@ -100,17 +101,16 @@ class ConfluentBroker:
             self.close()
         if self._member is None:
             self.facts()
+            assert self._ids is not None
             self._member = GroupMember(
-                self._settings, self._config, self._work, self._changed, self._check_topic
+                self._settings, self._config, self._work, self._changed, self._ids.check
             )
         return self._member
 
-    def _check_topic(self) -> None:
-        """Raise if the topic was created again, where keys have its identity."""
-        if not self._needs_identity or self._topics is None:
-            return
-        if self._topics.identity(self._settings.topic) != self._work.identity:
-            raise ConfigurationError(
-                f"the topic {self._settings.topic!r} was created again while it was consumed; "
-                "start the consumer again, so that new messages are not taken for old ones"
-            )
+    @property
+    def _ends(self) -> frozenset[str]:
+        """The topics that cannot be gone on with after they were created again: one whose id is in
+        the keys, and all where a partition without a valid offset is to end the consumer."""
+        if self._config["auto.offset.reset"] == ENDS_WITHOUT_OFFSET:
+            return frozenset(self._settings.consumed)
+        return frozenset([self._settings.topic] if self._needs_identity else ())

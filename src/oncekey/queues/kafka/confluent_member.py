@@ -11,21 +11,27 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from confluent_kafka import (
     Consumer,
     KafkaError,
-    KafkaException,
     Message,
     Producer,
     TopicPartition,
 )
 
-from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault, reason_of
-from oncekey.queues.kafka.confluent_topics import code_of, unavailable
+from oncekey.queues.kafka.confluent_errors import (
+    FINAL,
+    check_error,
+    failure_of,
+    not_made,
+    refused,
+    unavailable,
+)
 from oncekey.queues.kafka.confluent_values import (
     connection_options,
     names_of,
@@ -34,6 +40,7 @@ from oncekey.queues.kafka.confluent_values import (
     record_of,
 )
 from oncekey.queues.kafka.kafka_settings import (
+    CHECK_EVERY_S,
     CHECK_RETRY_S,
     COMMIT_RETRY_S,
     FETCH_MAX,
@@ -47,18 +54,8 @@ from oncekey.queues.kafka.kafka_settings import (
 )
 from oncekey.queues.kafka.order_queue import Partition
 from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
+from oncekey.queues.kafka.topic_ids import CreatedAgain
 
-# A consumer that gets one of these would get it for ever.
-_FINAL: Final = frozenset(
-    (
-        KafkaError._AUTO_OFFSET_RESET,
-        KafkaError._FATAL,
-        KafkaError.INVALID_SESSION_TIMEOUT,
-        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    )
-)
 _log = logging.getLogger("oncekey")
 
 
@@ -66,8 +63,9 @@ class GroupMember:
     """The thread and the clients of one consumer; its broker shares the work and the lock.
 
     changed       guards the work and the fields here
-    check_topic   is called after partitions were assigned or set back, and no message is taken
-                  before it has returned; raises if the topic is another one than at the start
+    check_topics  is called after partitions were assigned or set back, and no message is taken
+                  before it has returned; also now and then, and where keys have the topic's id,
+                  whenever messages have come. Raises if a topic is another one than at the start
     """
 
     def __init__(
@@ -76,12 +74,12 @@ class GroupMember:
         config: Mapping[str, Any],
         work: PartitionWork,
         changed: threading.Condition,
-        check_topic: Callable[[], None],
+        check_topics: Callable[[Consumer, Callable[[str], None]], None],
     ) -> None:
         self._settings = settings
         self._work = work
         self._changed = changed
-        self._check_topic = check_topic
+        self._check_topics = check_topics
         self._skips_to_end = config["auto.offset.reset"] == SKIPS_TO_END
         self._trouble: OncekeyError | None = None  # raised once
         self._failure: BaseException | None = None  # raised always
@@ -92,12 +90,14 @@ class GroupMember:
         self._commit_after = 0.0
         self._is_checked = True
         self._check_after = 0.0
+        self._checked_at = 0.0
+        self._has_news = False  # since the topics were checked
         self._closing = threading.Event()
         try:
             self._producer = _producer(config)
             self._consumer = _consumer(config, settings.group, self._on_error, self._on_commit)
         except Exception as error:
-            raise _not_made(error) from error
+            raise not_made(error) from error
         name = f"oncekey-kafka-{settings.group}"
         self._thread = threading.Thread(target=self._poll, name=name, daemon=True)
         try:
@@ -178,7 +178,7 @@ class GroupMember:
                 self._check()
                 self._advance()
         except BaseException as error:  # the thread that receives raises it
-            self._fail(_failure_of(error))
+            self._fail(failure_of(error))
         finally:
             self._leave()
 
@@ -192,27 +192,35 @@ class GroupMember:
                 self._on_error(error)
         with self._changed:
             self._work.receive(records)
-            if self._work.was_set_back:
+            self._has_news = self._has_news or bool(records)
+            if self._work.was_set_back or (records and self._work.identity is not None):
                 self._work.was_set_back = self._is_checked = False
             self._changed.notify_all()
 
     def _check(self) -> None:
-        """Check the topic, without the lock; one whose brokers do not answer is asked again."""
-        if self._is_checked or time.monotonic() < self._check_after:
+        """Check the topics, without the lock; if their brokers do not answer, ask again."""
+        now = time.monotonic()
+        is_due = self._has_news and now >= self._checked_at + CHECK_EVERY_S
+        if (self._is_checked and not is_due) or now < self._check_after:
             return
         try:
-            self._check_topic()
+            self._check_topics(self._consumer, self._forget)
         except Exception as error:
-            if not is_fault(error):
+            if isinstance(error, CreatedAgain) or not is_fault(error):
                 raise
             self._check_after = time.monotonic() + CHECK_RETRY_S
             with self._changed:
                 self._trouble = error if isinstance(error, OncekeyError) else unavailable(error)
                 self._changed.notify_all()
             return
+        self._checked_at, self._has_news = now, False
         with self._changed:
             self._is_checked = True
             self._changed.notify_all()
+
+    def _forget(self, topic: str) -> None:
+        with self._changed:
+            self._work.end([each for each in self._work.partitions if each[0] == topic])
 
     def _advance(self) -> None:
         """Commit what may be committed, and pause and resume partitions."""
@@ -227,6 +235,7 @@ class GroupMember:
         if changes.resume:
             self._consumer.resume(partitions_of(changes.resume))
         if offsets:
+            self._has_news = True
             self._consumer.commit(offsets=offsets_of(offsets), asynchronous=True)
 
     def _leave(self) -> None:
@@ -277,12 +286,12 @@ class GroupMember:
             ends.append(TopicPartition(topic, each.partition, end))
         if not self._has_begun(partitions):  # another member may have been faster
             for each in self._consumer.commit(offsets=ends, asynchronous=False) or ():
-                _check_error(each)
+                check_error(each)
 
     def _has_begun(self, partitions: list[TopicPartition]) -> bool:
         asked = self._consumer.committed(partitions, timeout=self._settings.ask_timeout)
         for each in asked:
-            _check_error(each)
+            check_error(each)
         return any(each.offset >= 0 for each in asked)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -328,8 +337,8 @@ class GroupMember:
                 self._commit_after = time.monotonic() + COMMIT_RETRY_S
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.fatal() or error.code() in _FINAL:
-            self._fail(_refused(error))
+        if error.fatal() or error.code() in FINAL:
+            self._fail(refused(error))
             return
         with self._changed:
             self._trouble = unavailable(error)
@@ -340,31 +349,6 @@ class GroupMember:
             self._failure = self._failure or error
             self._changed.notify_all()
         self._closing.set()
-
-
-def _check_error(partition: TopicPartition) -> None:
-    if partition.error is not None:
-        raise KafkaException(partition.error)
-
-
-def _refused(error: object) -> ConfigurationError:
-    return ConfigurationError(f"Kafka refuses this consumer: {error}")
-
-
-def _failure_of(error: BaseException) -> BaseException:
-    """What the end of the thread means for the consumer: a refusal ends it, and after anything else
-    its broker joins the group anew."""
-    if isinstance(error, OncekeyError) or not is_fault(error):
-        return error
-    return _refused(error) if code_of(error) in _FINAL else unavailable(error)
-
-
-def _not_made(error: Exception) -> OncekeyError:
-    """What it means that a client could not be made: nothing was asked of Kafka yet."""
-    is_wrong = isinstance(error, (TypeError, ValueError))
-    if is_wrong or code_of(error) == KafkaError._INVALID_ARG:
-        return ConfigurationError(f"config= is not what confluent-kafka takes: {error}")
-    return unavailable(error)
 
 
 def _producer(config: Mapping[str, Any]) -> Producer:

@@ -21,7 +21,7 @@ from confluent_kafka import (
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
-from oncekey.queues.kafka.confluent_topics import unavailable
+from oncekey.queues.kafka.confluent_errors import unavailable
 from oncekey.queues.kafka.confluent_values import connection_options, record_of, stores_headers
 from oncekey.queues.kafka.kafka_records import KafkaRecord, moved_headers
 from oncekey.queues.kafka.kafka_settings import (

@@ -19,13 +19,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs h
     ResourceType,
 )
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable, LoginRefused
-from oncekey.queues.broker_faults import reason_of
+from oncekey.queues.kafka.confluent_errors import code_of, unavailable
+from oncekey.queues.kafka.kafka_settings import missing_topics, topic_patience
 
 _PAUSE_S: Final = 0.1
 _CRITICAL: Final = 2  # of syslog's levels
-_NEW_TOPIC: Final = frozenset((KafkaError.LEADER_NOT_AVAILABLE,))
 # The cluster has no ids to tell, or no such topic any more.
 _NO_IDENTITY: Final = frozenset(
     (
@@ -50,6 +49,7 @@ class ConfluentTopics:
         self._admin = AdminClient(options)
         self._timeout = timeout
         self._refused: KafkaError | None = None
+        self._is_modern = False  # it has a controller that answers; it was asked for once
 
     def _note(self, error: KafkaError) -> None:
         """A callback of the client: the calls themselves only say that nobody has answered."""
@@ -62,27 +62,23 @@ class ConfluentTopics:
         return LoginRefused(f"Kafka refuses the login: {self._refused.str()}")
 
     def check(self, topics: Sequence[str]) -> None:
-        """Raise ConfigurationError for topics that do not exist."""
-        missing = [topic for topic in topics if not self._exists(topic)]
-        if missing:
-            raise ConfigurationError(
-                f"Kafka has no topic {', '.join(missing)}; create it first, since a message that "
-                "cannot be moved there holds back its partition"
-            )
+        """Raise ConfigurationError for topics that do not exist, and that the broker does not
+        create when it is asked for them."""
+        began = time.monotonic()
+        while codes := {topic: code for topic in topics if (code := self._missing(topic))}:
+            if time.monotonic() - began >= topic_patience(codes.values(), self._timeout):
+                raise missing_topics(codes)
+            time.sleep(_PAUSE_S)
 
-    def _exists(self, topic: str) -> bool:
-        until = time.monotonic() + self._timeout
-        while True:
-            try:
-                found = self._admin.list_topics(topic, timeout=self._timeout).topics[topic]
-            except Exception as error:
-                raise self._unavailable(error) from error
-            if found.error is None and found.partitions:
-                return True
-            is_missing = found.error is not None and found.error.code() not in _NEW_TOPIC
-            if is_missing or time.monotonic() > until:
-                return False
-            time.sleep(_PAUSE_S)  # the broker has just created it, and elects a leader
+    def _missing(self, topic: str) -> int:
+        """Return Kafka's code of a topic that is not there; 0 if it is."""
+        try:
+            found = self._admin.list_topics(topic, timeout=self._timeout).topics[topic]
+        except Exception as error:
+            raise self._unavailable(error) from error
+        if found.error is not None:
+            return int(found.error.code())
+        return 0 if found.partitions else KafkaError.LEADER_NOT_AVAILABLE
 
     def identity(self, topic: str) -> str | None:
         """Return the topic's id, which another topic of the same name never has; None if the
@@ -127,31 +123,13 @@ class ConfluentTopics:
             raise self._unavailable(error) from error
 
     def _has_controller(self) -> bool:
-        cluster = self._cluster()
-        return cluster.controller_id in cluster.brokers and cluster.cluster_id is not None
+        if not self._is_modern:
+            cluster = self._cluster()
+            is_there = cluster.controller_id in cluster.brokers
+            self._is_modern = is_there and cluster.cluster_id is not None
+        return self._is_modern
 
 
 def _retention(configs: Mapping[str, Any]) -> float:
     policy, kept = configs["cleanup.policy"].value, int(configs["retention.ms"].value)
     return math.inf if kept < 0 or "delete" not in policy else kept / 1000
-
-
-def code_of(error: object) -> int | None:
-    """The code of an error of Kafka or of its client; None for any other one."""
-    found = _found(error)
-    return found.code() if isinstance(found, KafkaError) else None
-
-
-def unavailable(error: BaseException | KafkaError) -> BrokerUnavailable:
-    """The error with its text alone: in full it is KafkaError{code=...,val=...,str="..."}."""
-    found = _found(error)
-    text = found.str() if isinstance(found, KafkaError) else reason_of(found)
-    return BrokerUnavailable(f"Kafka does not answer as it should: {text}")
-
-
-def _found(error: Any) -> Any:
-    return error.args[0] if isinstance(error, KafkaException) and _has_code(error) else error
-
-
-def _has_code(error: KafkaException) -> bool:
-    return bool(error.args) and isinstance(error.args[0], KafkaError)

@@ -7,7 +7,7 @@ unless they are said. This module is pure; it knows the two clients' names of op
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -37,12 +37,21 @@ FETCH_MAX: Final = 500  # messages that are taken from the client at a time
 PAUSE_AFTER_S: Final = 2.0
 COMMIT_RETRY_S: Final = 1.0  # after Kafka did not take an offset
 CHECK_RETRY_S: Final = 1.0  # after Kafka did not tell a topic's id
+# How often the ids of the topics are asked for, while messages come or offsets are committed.
+CHECK_EVERY_S: Final = 5.0
+# A topic that Kafka does not know is asked for so long at the start: a broker that creates topics
+# does so in the background, and Kafka 4 calls one unknown until it is there.
+NEW_TOPIC_S: Final = 5.0
 # The group of a redrive keeps how far it came in the dead-letter topic.
 REDRIVE_SUFFIX: Final = ".redrive"
 # Kafka's own limit for the name of a topic.
 TOPIC_MAX_CHARS: Final = 249
 SKIPS_TO_END: Final = "latest"  # of both clients' `auto.offset.reset`
+ENDS_WITHOUT_OFFSET: Final = "error"  # of that of confluent-kafka
 
+# Kafka's own codes of a topic that is not there, or is being made.
+_UNKNOWN_TOPIC: Final = 3
+_LEADER_NOT_AVAILABLE: Final = 5
 _SECOND: Final = 1_000_000
 Order = Literal["partition", "key", "none"]
 _ORDERS: Final = get_args(Order)
@@ -186,6 +195,21 @@ def _check_topics(settings: KafkaSettings) -> None:
     for each in topics:
         if len(each) > TOPIC_MAX_CHARS:
             raise ConfigurationError(f"{each!r} is too long for a topic; name it explicitly")
+
+
+def topic_patience(codes: Iterable[int], ask_timeout: float) -> float:
+    """For how many seconds topics that are not there yet are asked for, by Kafka's codes."""
+    found = set(codes)
+    if not found <= {_UNKNOWN_TOPIC, _LEADER_NOT_AVAILABLE}:
+        return 0.0  # one will never come
+    return min(ask_timeout, NEW_TOPIC_S) if _UNKNOWN_TOPIC in found else ask_timeout
+
+
+def missing_topics(topics: Iterable[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"Kafka has no topic {', '.join(topics)}; create it first, since a message that cannot be "
+        "moved there holds back its partition"
+    )
 
 
 def client_reset(reset: str) -> str:

@@ -19,6 +19,10 @@ VISIBILITY_MAX_S: Final = 12 * 3600
 WAIT_MAX_S: Final = 20  # of one long poll
 # A try costs one receive; if its consumer dies, the lease may outlast the visibility by one more.
 RECEIVES_PER_TRY: Final = 2
+# Servers with SQS's protocol do not all tell everything. A message is then kept as long as SQS can,
+# so that no key is forgotten before it, and is as large as SQS allowed from its beginning.
+UNTOLD_RETENTION_S: Final = 14 * 86_400
+UNTOLD_BYTES: Final = 262_144
 _AWS_HOSTS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 
@@ -67,8 +71,8 @@ def parse_attributes(url: str, given: dict[str, Any]) -> QueueAttributes:
         arn=str(given["QueueArn"]),
         created=str(given["CreatedTimestamp"]).partition(".")[0],
         is_fifo=str(given.get("FifoQueue", "false")).lower() == "true",
-        retention_s=int(given["MessageRetentionPeriod"]),
-        max_bytes=int(given["MaximumMessageSize"]),
+        retention_s=int(given.get("MessageRetentionPeriod", UNTOLD_RETENTION_S)),
+        max_bytes=int(given.get("MaximumMessageSize", UNTOLD_BYTES)),
         dead_letters=str(policy.get("deadLetterTargetArn", "")),
         max_receives=int(policy.get("maxReceiveCount", 0)),
     )

@@ -1,0 +1,222 @@
+"""What only a broker of this decade shows, on Kafka 4.1: topic ids, group protocols, added
+partitions, topics that it creates in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, consumer_of, running, wait_for
+from tests.support.kafka_servers import modern_kafka
+from tests.support.servers import processes, require
+from tests.support.servers.kraft_server import SOON_BACK, KraftServer
+
+from oncekey import Once, Policy
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues.kafka import KafkaConsumer, confluent_member
+from oncekey.queues.kafka.aiokafka_values import ask
+from oncekey.queues.kafka.confluent_topics import ConfluentTopics
+from oncekey.queues.queue_message import Message
+from oncekey.stores.memory import MemoryStore
+from oncekey.testing import FakeClock
+
+
+@pytest.fixture
+def once() -> Iterator[Once]:
+    """Its store's clock stands still, so that no lease ends."""
+    with Once(MemoryStore(clock=FakeClock().wall), policy=Policy(lease="2s")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic() -> Topic:
+    return Topic(modern_kafka().client)
+
+
+# --- topics that are created again ----------------------------------------------------------------
+
+
+class CreatedAgain:
+    """A topic that is created again while a handler holds a message of the old one.
+
+    Its consumer fetches nothing meanwhile, and does not hear that the topic was deleted. When it
+    goes on, the new topic has grown past the place where it was.
+    """
+
+    OLD = ("old-1", "old-2", "old-3")
+    NEW = tuple(f"new-{number}" for number in range(6))
+
+    def __init__(self, topic: Topic, once: Once) -> None:
+        self.topic = topic
+        self.once = once
+        self.seen: list[object] = []
+        self._go_on = threading.Event()
+
+    def handle(self, message: Message) -> None:
+        self.seen.append(message.json()["order"])
+        if self.seen[-1] == self.OLD[-1]:
+            assert self._go_on.wait(SECONDS)
+
+    def consumer(self, **options: Any) -> KafkaConsumer:
+        # Nobody asks for the topics again unless something makes it.
+        config = {**self.topic.config, "topic.metadata.refresh.interval.ms": 300_000}
+        return consumer_of(
+            self.topic, self.once, self.handle, config=config, concurrency=1, **options
+        )
+
+    def create_again(self, consumer: KafkaConsumer) -> None:
+        self.topic.send(*self.OLD)
+        broker: Any = consumer.broker
+        wait_for(lambda: self.seen == list(self.OLD), "the old ones are with the handler")
+        client = broker._member._consumer
+        client.pause(client.assignment())
+        modern_kafka().delete_topic(self.topic.name)
+        self.topic.recreate()
+        self.topic.send(*self.NEW)
+        client.resume(client.assignment())
+        self._go_on.set()
+
+    def check_all_were_handled(self) -> None:
+        everything = sorted([*self.OLD, *self.NEW])
+        wait_for(lambda: sorted(map(str, self.seen)) == everything, "the new ones are handled")
+        self.topic.wait_until_done()
+        assert sorted(map(str, self.seen)) == everything, "each once"
+
+
+@pytest.fixture
+def again(topic: Topic, once: Once, monkeypatch: pytest.MonkeyPatch) -> CreatedAgain:
+    monkeypatch.setattr(confluent_member, "CHECK_EVERY_S", 0.1)
+    return CreatedAgain(topic, once)
+
+
+def test_i4_no_message_of_a_topic_that_is_created_again_is_skipped(again: CreatedAgain) -> None:
+    """The client goes on at the offset of the old topic, which the new one has grown past."""
+    with running(again.consumer()) as consumer:
+        again.create_again(consumer)
+        again.check_all_were_handled()
+
+
+def test_i1_i4_delivery_keys_of_a_topic_that_is_created_again_are_new_ones(
+    again: CreatedAgain,
+) -> None:
+    """The messages of the new topic have the offsets of old ones, which are done."""
+    options = {"key": "delivery", "request": None}
+    ended = pytest.raises(ConfigurationError, match="was created again")
+    with ended, running(again.consumer(**options)) as consumer:
+        again.create_again(consumer)
+        wait_for(lambda: not consumer._is_running, "the consumer ends")
+    with running(again.consumer(**options)):
+        again.check_all_were_handled()
+
+
+# --- topics that are missing at the start ---------------------------------------------------------
+
+
+def check_confluent(address: str, topics: list[str]) -> None:
+    ConfluentTopics({"bootstrap.servers": address}, SECONDS).check(topics)
+
+
+def check_aiokafka(address: str, topics: list[str]) -> None:
+    asyncio.run(ask({"bootstrap_servers": address}, topics, SECONDS))
+
+
+@pytest.mark.parametrize("check", [check_confluent, check_aiokafka])
+def test_topics_that_the_broker_creates_when_it_is_asked_are_waited_for(check: Any) -> None:
+    """Kafka 4 creates a topic in the background, and does not know it until it is there."""
+    names = [processes.fresh_name("orders") for _ in range(3)]
+    check(modern_kafka().address, names)
+    assert modern_kafka().topics() >= set(names)
+
+
+@pytest.mark.parametrize("check", [check_confluent, check_aiokafka])
+def test_a_topic_that_nobody_creates_is_named(check: Any) -> None:
+    """The name of a topic has no space, so no broker creates it."""
+    with pytest.raises(ConfigurationError, match="has no topic no topic; create it first"):
+        check(modern_kafka().address, ["no topic"])
+
+
+# --- members that come and go, and brokers --------------------------------------------------------
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
+    # A static member that leaves is missed only when its session is over.
+    "static": {"group.instance.id": "member", "session.timeout.ms": 2_000},
+    "consumer": NEW_GROUP,
+}
+
+
+class Members:
+    """Consumers of one group, whose handlers note the orders."""
+
+    def __init__(self, topic: Topic, once: Once) -> None:
+        self.topic = topic
+        self.seen: list[object] = []
+        self._once = once
+        self._numbers = itertools.count()
+        self._sent = 0
+
+    def member(self) -> KafkaConsumer:
+        config, number = self.topic.config, next(self._numbers)
+        if "group.instance.id" in config:
+            config["group.instance.id"] += f"-{number}"
+        return consumer_of(self.topic, self._once, self._handle, config=config)
+
+    def _handle(self, message: Message) -> None:
+        self.seen.append(message.json()["order"])
+
+    def send(self, partitions: int) -> None:
+        for partition in range(partitions):
+            self.topic.send(*range(self._sent, self._sent + 5), partition=partition)
+            self._sent += 5
+
+    def check_all_were_handled(self) -> None:
+        wait_for(lambda: len(set(self.seen)) == self._sent, "all are handled")
+        assert sorted(map(int, map(str, self.seen))) == list(range(self._sent)), "each once"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_i1_i4_members_come_and_go_and_partitions_are_added_under_load(
+    once: Once, protocol: str
+) -> None:
+    topic = Topic(modern_kafka().client, options=PROTOCOLS[protocol])
+    members = Members(topic, once)
+    first, second = members.member(), members.member()
+    more = topic.partitions + 1
+    with ExitStack() as stack:
+        with running(first):
+            members.send(topic.partitions)
+            wait_for(lambda: bool(members.seen), "the first has begun")
+            stack.enter_context(running(second))
+            broker: Any = second.broker
+            members.send(topic.partitions)
+            wait_for(lambda: bool(broker._work.partitions), "the second has a partition")
+            modern_kafka().add_partitions(topic.name, more)
+            topic.recreate()
+            members.send(more)
+            members.check_all_were_handled()
+        members.send(more)
+        members.check_all_were_handled()
+        topic.wait_until_done()
+
+
+@pytest.mark.soak  # it starts a broker of its own twice
+def test_i1_i4_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing(
+    once: Once,
+) -> None:
+    """The consumer goes on by itself, where the group has committed."""
+    with require(lambda: KraftServer(settings=SOON_BACK)) as kafka:
+        topic = Topic(kafka.client)
+        members = Members(topic, once)
+        with running(members.member()):
+            members.send(topic.partitions)
+            members.check_all_were_handled()
+            kafka.kill()
+            kafka.start()
+            members.send(topic.partitions)
+            members.check_all_were_handled()
+            topic.wait_until_done()
