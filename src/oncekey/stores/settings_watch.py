@@ -20,11 +20,9 @@ class SettingsWatch:
         self.notify: Callable[[Any], None] = lambda settings: None
 
     def is_due(self) -> bool:
-        """True if this claim must read the settings; the claims after it then need not."""
-        if self._now() < self._due:
-            return False
-        self.renew()
-        return True
+        """True if this claim must read the settings. So must those that are sent beside it, until
+        one of them has: after a pause, what was read before it says nothing."""
+        return self._now() >= self._due
 
     def renew(self) -> None:
         """The settings were read just now."""

@@ -43,6 +43,15 @@ def test_a_lone_command_uses_its_own_function_where_claims_insert_first(
     assert next(program.apply([CLAIM, other])).name in ("claim", "insert_fresh")
 
 
+def test_claims_that_are_sent_at_once_after_a_pause_all_read_the_settings() -> None:
+    """If only the first did, the others would run by a guarantee that was read before the pause."""
+    program = Options().program()
+    names = [next(program.apply([make_claim(name)])).name for name in ("one", "two")]
+    assert names == ["claim_one_and_settings"] * 2
+    batches = [next(program.apply([make_claim(name), CLAIM])) for name in ("one", "two")]
+    assert [True in batch.params for batch in batches] == [True, True]
+
+
 def replies_of(store: Any, name: str, companion: list[Any]) -> list[Any]:
     """The replies to commands that go every way, sent alone or each beside a companion."""
     found = []

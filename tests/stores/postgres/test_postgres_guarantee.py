@@ -329,10 +329,13 @@ def test_settings_watch_is_due_after_the_interval_and_not_before() -> None:
     now = [100.0]
     watch = SettingsWatch(5.0, lambda: now[0])
     assert watch.is_due()
+    watch.renew()
     now[0] += 4.9
     assert not watch.is_due()
     now[0] += 0.1
     assert watch.is_due()
+    assert watch.is_due(), "nobody has read them yet"
+    watch.renew()
     assert not watch.is_due()
     watch.expire()
     assert watch.is_due()

@@ -74,7 +74,6 @@ class PostgresBase:
     def _set_server(self, server: durability.Server, since: float | None = None) -> None:
         """The server was read. `since`: the monotonic time before the query was sent."""
         self._update_guarantee(server)
-        self._program.watch.renew()
         if server.identity:
             self._program.identity, self._program.address = server.identity, server.address
             if since is not None:
@@ -94,6 +93,7 @@ class PostgresBase:
         )
         if guarantee != self.guarantee:
             self.guarantee = guarantee
+        self._program.watch.renew()  # last: from now on claims rely on what was read
 
     def _is_prepared(self, arrived: float) -> bool:
         """Called under the lock for preparing. A caller that waited while another one failed gets

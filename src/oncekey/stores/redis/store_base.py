@@ -137,7 +137,6 @@ class RedisBase:
     def _set_server(self, server: durability.Server, sightings: Answer) -> None:
         """The servers were read, and the replicas that were seen before; if those could not be
         read, what was read of them earlier still holds."""
-        self._program.watch.renew()
         self._refusal = durability.refusal(server)
         if not isinstance(sightings, Exception):
             self._remembered = read_remembered(sightings)
@@ -154,6 +153,7 @@ class RedisBase:
         guarantee = durability.guarantee(self._server, self._options.failover, self._sightings)
         if guarantee != self.guarantee:
             self.guarantee = guarantee
+        self._program.watch.renew()  # last: from now on claims rely on what was read
 
     def _follow_up(self) -> Calls[None]:
         """Write down which replicas were seen, and find out what the settings do not tell."""
