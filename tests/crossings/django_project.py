@@ -30,6 +30,7 @@ class DjangoProject:
         self._surface = surface
         options = dict(surface.options)
         if surface.rows is not None:
+            _forget_connection()
             made = connections.configure_settings({"default": surface.rows.django})["default"]
             self._before = connections.settings.get("default")
             connections.settings["default"] = made
@@ -38,7 +39,6 @@ class DjangoProject:
         urls: Any = type("urls", (), {})()
         self._overridden = override_settings(
             ALLOWED_HOSTS=["*"],
-            SECRET_KEY="not a secret",
             DEBUG_PROPAGATE_EXCEPTIONS=True,
             MIDDLEWARE=["oncekey.http.django.IdempotencyMiddleware"],
             ROOT_URLCONF=urls,
@@ -78,6 +78,14 @@ class DjangoProject:
         if self._surface.rows is not None:
             from django.db import connections
 
-            connections["default"].close()
-            del connections["default"]
+            _forget_connection()
             connections.settings["default"] = self._before
+
+
+def _forget_connection() -> None:
+    """Let this thread's next use of the database connect by the settings of then."""
+    from django.db import connections
+
+    if any(one.alias == "default" for one in connections.all(initialized_only=True)):
+        connections["default"].close()
+        del connections["default"]

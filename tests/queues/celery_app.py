@@ -7,6 +7,7 @@ and a store on a clock that stands still lets none of them end before the test s
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from typing import Any, Final
@@ -86,33 +87,37 @@ def effect(name: str, waits: bool = True) -> int:
     return runs
 
 
-@app.task
+# Not shared with the other apps of the process: it may load this module more than once.
+task = functools.partial(app.task, shared=False)
+
+
+@task
 def unguarded(name: str) -> None:
     effect(name)
 
 
 @idempotent_task(once, key=lambda name: name)
-@app.task
+@task
 def ship(name: str) -> dict[str, str]:
     effect(name)
     return {"shipped": name}
 
 
 @idempotent_task(once, key=lambda name: name, retry_safe=True)
-@app.task
+@task
 def ship_again(name: str) -> dict[str, int]:
     return {"run": effect(name)}
 
 
 @idempotent_task(once, key=lambda name: name)
-@app.task
+@task
 def quick(name: str) -> str:
     effect(name, waits=False)
     return name
 
 
 @idempotent_task(once, key=lambda name: name, retry_safe=True)
-@app.task
+@task
 def charge(name: str) -> str:
     """Charges once, however often it runs: the provider deduplicates by the child key."""
     effect(name, waits=False)
@@ -123,21 +128,21 @@ def charge(name: str) -> str:
 
 
 @idempotent_task(once, key=lambda name: name)
-@app.task
+@task
 def fails(name: str) -> None:
     effect(name, waits=False)
     raise ValueError(f"no such address: {name}")
 
 
 @idempotent_task(once, key=lambda name: name)
-@app.task(acks_on_failure_or_timeout=False)
+@task(acks_on_failure_or_timeout=False)
 def fails_and_is_buried(name: str) -> None:
     effect(name, waits=False)
     raise ValueError(f"no such address: {name}")
 
 
 @idempotent_task(once, key=lambda name, tries: name)
-@app.task(bind=True, max_retries=5)
+@task(bind=True, max_retries=5)
 def by_hand(self: Task, name: str, tries: int) -> int:
     if effect(name, waits=False) < tries:
         raise self.retry(countdown=0)
@@ -145,19 +150,19 @@ def by_hand(self: Task, name: str, tries: int) -> int:
 
 
 @idempotent_task(once, key=lambda name, tries: name)
-@app.task(autoretry_for=(ConnectionError,), retry_kwargs={"max_retries": 5, "countdown": 0})
+@task(autoretry_for=(ConnectionError,), retry_kwargs={"max_retries": 5, "countdown": 0})
 def by_itself(name: str, tries: int) -> int:
     if effect(name, waits=False) < tries:
         raise ConnectionError("the carrier does not answer")
     return tries
 
 
-@app.task
+@task
 def collect(parts: list[Any], name: str) -> list[Any]:
     notes.rpush(f"effects:{name}", "collected")
     return parts
 
 
-@app.task
+@task
 def note(value: Any, name: str) -> None:
     notes.rpush(f"effects:{name}", "called back")

@@ -22,8 +22,12 @@ TESTS: Final = Path(__file__).parents[1]
 # The files that take longest, the longest first. A file that is not here comes after them.
 FIRST: Final = (
     "queues/test_client_faults.py",
+    "queues/test_kafka_modern.py",
     "explore/test_explorer.py",
+    "queues/test_kafka_kills.py",
+    "crossings/test_crossings.py",
     "chaos/test_chaos_run.py",
+    "chaos/test_crossing_faults.py",
     "contract/test_store_contract.py",
     "demo/test_demo_page.py",
     "docs/test_docs_code_of_queues.py",
@@ -35,7 +39,6 @@ FIRST: Final = (
     "dashboard/test_dashboard_browser.py",
     "servers/test_run_endings.py",
     "explore/test_move.py",
-    "queues/test_kafka_kills.py",
     "explore/test_mutants.py",
     "simulation/test_worlds.py",
     "fault/test_postgres_worker_kills.py",
