@@ -113,7 +113,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert group == GROUP
         return EntryPoints([EntryPoint("papyrus", "papyrus_store", group)])
 
-    monkeypatch.setattr(store_urls, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     return opened
 
 

@@ -22,11 +22,13 @@ class Seam:
     """The calls of one client, by labels such as `Channel.basic_ack`.
 
     labels   which were called, by phase; a test says which phase it is in
+    raised   the errors that calls failed with, the last one last
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.phase = ""
         self.labels: dict[str, set[str]] = defaultdict(set)
+        self.raised: list[BaseException] = []
         self._patch = patch
         self._lock = threading.Lock()
         self._errors: dict[str, deque[BaseException]] = defaultdict(deque)
@@ -42,15 +44,14 @@ class Seam:
         with self._lock:
             return not any(self._errors.values())
 
-    def left(self) -> int:
-        with self._lock:
-            return sum(map(len, self._errors.values()))
-
     def _met(self, label: str) -> BaseException | None:
         with self._lock:
             self.labels[self.phase].add(label)
             errors = self._errors[label]
-            return errors.popleft() if errors else None
+            if not errors:
+                return None
+            self.raised.append(errors.popleft())
+            return self.raised[-1]
 
     # --- what is watched --------------------------------------------------------------------------
 

@@ -35,7 +35,6 @@ from oncekey.queues.kafka import (
     confluent_topics,
     partition_work,
 )
-from oncekey.queues.kafka.aiokafka_consumer import AsyncKafkaConsumer
 from oncekey.queues.rabbitmq import pika_session
 from oncekey.queues.redis_streams import stream_program
 from oncekey.queues.redis_streams.stream_scripts import NAMES, script
@@ -116,23 +115,13 @@ def aio_pika_case(patch: pytest.MonkeyPatch) -> FaultCase:
 class Topics(KafkaQueues):
     """Topics with a group each, so that the consumers of two tests never wait for each other."""
 
+    # The mock lets a member that comes again wait for as long as this exceeds a second.
+    session_ms = 1_100
+
     def _topic(self, queue: str) -> Topic:
         if queue not in self._topics:
             self._topics[queue] = Topic(self._client, queue, f"of-{queue}", is_fresh=True)
         return self._topics[queue]
-
-    def async_consumer(
-        self, once: AsyncOnce, queue: str, handler: Callable[..., Any], **options: Any
-    ) -> AsyncKafkaConsumer:
-        config = {
-            "bootstrap_servers": self._client["bootstrap.servers"],
-            "group_id": self._topic(queue).group,
-            "auto_offset_reset": "earliest",
-            # The mock lets a member that comes again wait for as long as this exceeds a second.
-            "session_timeout_ms": 1_100,
-            "heartbeat_interval_ms": 300,
-        }
-        return AsyncKafkaConsumer(once, handler, queue, config=config, **options)
 
 
 def _hurry_kafka(patch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ GROUP = "kills"
 class KafkaQueues:
     """A `QueueUnderTest`; its argument is what a client of confluent-kafka needs."""
 
+    session_ms = 4_000  # of aiokafka; the mock needs 3 s to let the first member join
+
     def __init__(self, client: dict[str, Any]) -> None:
         self._client = client
         self._topics: dict[str, Topic] = {}
@@ -45,8 +47,7 @@ class KafkaQueues:
             "bootstrap_servers": self._client["bootstrap.servers"],
             "group_id": self._topic(queue).group,
             "auto_offset_reset": "earliest",
-            # The mock needs 3 s to let the first member join.
-            "session_timeout_ms": 4_000,
+            "session_timeout_ms": self.session_ms,
             "heartbeat_interval_ms": 300,
         }
         return AsyncKafkaConsumer(once, handler, queue, config=config, **options)

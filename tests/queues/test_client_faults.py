@@ -8,7 +8,9 @@ it made must fail once.
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -28,8 +30,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 @pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FaultCase:
-    return CASES[request.param](monkeypatch)
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultCase]:
+    yield CASES[request.param](monkeypatch)
+    gc.collect()  # or another test would be told of those sockets
 
 
 def record(run: FaultedConsumer) -> dict[str, str]:
@@ -163,7 +166,7 @@ def fail_with_all(run: FaultedConsumer, kind: str, errors: list[BaseException]) 
         run.release.set()
         if run.has_begun:
             run.check_refusal()
-            refused.add(type(errors[-1 - run.seam.left()]).__name__)
+            refused.add(type(run.seam.raised[-1]).__name__)
         run.start("again")
         if kind == "extend":
             run.send("held")

@@ -1,12 +1,14 @@
 """etcd stores for the suites that run on every store: a cluster that a run shares.
 
-The cluster of three members is started once per test process and stops when the run ends. A test
-that kills, pauses or isolates a member starts its own.
+The cluster of three members is started once per run, for all of its processes, and stops when the
+run ends; who uses it takes a prefix that nobody else has. A test that kills, pauses or isolates a
+member starts its own.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.support.servers import processes
 from tests.support.servers.etcd_cluster import EtcdCluster
 from tests.support.servers.requirements import require
 from tests.support.servers.server_lifetime import started
+from tests.support.servers.shared_servers import shared_by_the_run
 
 from oncekey.stores.etcd.cluster_store import ClusterStore
 from oncekey.stores.etcd.etcd_store import AsyncEtcdStore, EtcdBase, EtcdStore
@@ -34,7 +37,7 @@ def etcd_alone() -> EtcdCluster:
 
 @functools.cache
 def _etcd() -> EtcdCluster:
-    return started(EtcdCluster(3))
+    return shared_by_the_run("etcd", lambda: EtcdCluster(3, is_separable=False))
 
 
 @functools.cache
@@ -98,7 +101,7 @@ def _reuse(kind: type[Any], clock: Callable[[], int], options: dict[str, Any]) -
         if not _open_stores:
             processes.at_exit(close_reused)
         replaceable = ReplaceableClock()
-        prefix = f"reused-{len(_open_stores)}"
+        prefix = f"reused-{os.getpid()}-{len(_open_stores)}"
         store = kind(etcd().addresses.split(","), prefix=prefix, clock=replaceable, **options)
         _open_stores[name] = store, replaceable
     store, replaceable = _open_stores[name]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from importlib.metadata import entry_points
 from typing import Any
 
 from oncekey.core.errors import ConfigurationError
@@ -117,6 +116,9 @@ def store_module(url: str) -> Any:
         raise ConfigurationError(f"{url!r} is not a store URL; try sqlite:///payments.db")
     name = BUILT_IN.get(scheme)
     if name is None:
+        # A tenth of the time that `import oncekey` takes, and few need it.
+        from importlib.metadata import entry_points
+
         added = {point.name: point.value for point in entry_points(group=GROUP)}
         plain, plus, driver = scheme.partition("+")
         if scheme not in added and plus and plain in {*BUILT_IN, *added}:

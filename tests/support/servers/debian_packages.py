@@ -6,6 +6,7 @@ must not know what the programs are for.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.servers.processes import ServerMissing, clean_environment
-from tests.support.servers.run_folders import note_elsewhere
+from tests.support.servers.run_folders import note_elsewhere, run_folders
 
 _NETWORK_OPTIONS = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
 _SECONDS = 180
@@ -112,34 +113,41 @@ def _download(packages: Sequence[str], work: Path, suite: str | None) -> list[Pa
             raise subprocess.SubprocessError("the machine's lists are of another suite")
         _run(["apt-get", *_NETWORK_OPTIONS, "download", *packages], into)
     except subprocess.SubprocessError:
-        # A slim container has no package lists, so they are fetched into the work folder.
-        options = _private_lists(work, suite)
+        # A slim container has no package lists.
+        options = _private_lists(suite)
         _run(["apt-get", *_NETWORK_OPTIONS, *options, "download", *packages], into)
     return sorted(into.glob("*.deb"))
 
 
-def _private_lists(work: Path, suite: str | None) -> list[str]:
-    lists, cache = work / "lists", work / "cache"
+def _private_lists(suite: str | None) -> list[str]:
+    """Fetch lists of packages for this run, once for all packages of a suite; return the options
+    with which `apt-get` reads them."""
+    home = run_folders().disk / f"apt-{suite or 'own'}"
+    lists, cache = home / "lists", home / "cache"
     folders = {"State::lists": lists, "Cache": cache, "Cache::archives": cache / "archives"}
-    sources = work / "sources.list"
+    sources = home / "sources.list"
     if suite is not None:
         folders |= {"Etc::sourcelist": sources, "Etc::sourceparts": Path(os.devnull)}
     options = ["-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"]
     for option, path in folders.items():
         options += ["-o", f"Dir::{option}={path}"]
-    if not lists.exists():
-        (lists / "partial").mkdir(parents=True)
-        (cache / "archives" / "partial").mkdir(parents=True)
-        if suite is not None:
-            sources.write_text(f"deb {_mirror(work)} {suite} main\n", encoding="utf-8")
-        _run(["apt-get", *_NETWORK_OPTIONS, *options, "update"], work)
+    home.mkdir(exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "fetched").exists():
+            (lists / "partial").mkdir(parents=True, exist_ok=True)
+            (cache / "archives" / "partial").mkdir(parents=True, exist_ok=True)
+            if suite is not None:
+                sources.write_text(f"deb {_mirror(home)} {suite} main\n", encoding="utf-8")
+            _run(["apt-get", *_NETWORK_OPTIONS, *options, "update"], home)
+            (home / "fetched").touch()
     return options
 
 
-def _mirror(work: Path) -> str:
+def _mirror(folder: Path) -> str:
     """Return the address from which this machine has its own release."""
-    names = _run(["sh", "-c", '. /etc/os-release && echo "$ID $VERSION_CODENAME"'], work).split()
-    targets = _run(["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"], work)
+    names = _run(["sh", "-c", '. /etc/os-release && echo "$ID $VERSION_CODENAME"'], folder).split()
+    targets = _run(["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"], folder)
     for line in targets.splitlines():
         release, _, address = line.partition(" ")
         if names[:1] == ["debian"] and release == names[-1]:

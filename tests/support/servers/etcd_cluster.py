@@ -1,8 +1,8 @@
 """An etcd cluster for tests and benchmarks: one member, or three that survive losing one.
 
 This module finds the program, forms the cluster and cuts members off from the others: members reach
-each other through a proxy in front of each, so a partition needs no rights on the machine. It must
-not know what is stored there.
+each other through a proxy in front of each, so a partition needs no rights on the machine; those of
+a cluster that nobody takes apart do without. It must not know what is stored there.
 """
 
 from __future__ import annotations
@@ -64,17 +64,28 @@ def _runs(program: Path) -> bool:
 
 
 class EtcdMember(LoopbackServer):
-    """One member: clients use `port`; other members come through `proxy`."""
+    """One member: clients use `port`; other members come through `proxy`, if there is one."""
 
     def __init__(self, cluster: EtcdCluster, base: Path | None) -> None:
         super().__init__("etcd", base)
         self._cluster = cluster
         self._peer_port = processes.free_port()
-        self.proxy = Proxy(self._peer_port)
+        self._proxy = Proxy(self._peer_port) if cluster.is_separable else None
+
+    @property
+    def proxy(self) -> Proxy:
+        assert self._proxy is not None, "the members of this cluster reach each other directly"
+        return self._proxy
 
     @property
     def peer_url(self) -> str:
-        return f"http://127.0.0.1:{self.proxy.port}"
+        port = self._peer_port if self._proxy is None else self._proxy.port
+        return f"http://127.0.0.1:{port}"
+
+    def reserve(self) -> None:
+        super().reserve()
+        if self._proxy is not None and not self._proxy.is_open:
+            self._proxy.start()
 
     def command(self) -> Sequence[str | Path]:
         client = f"http://{self.address}"
@@ -120,8 +131,8 @@ class EtcdMember(LoopbackServer):
 
     def close(self) -> None:
         super().close()
-        if self.proxy.is_open:
-            self.proxy.close()
+        if self._proxy is not None and self._proxy.is_open:
+            self._proxy.close()
 
 
 class EtcdCluster(ServerGroup):
@@ -133,9 +144,11 @@ class EtcdCluster(ServerGroup):
         *,
         settings: Mapping[str, str] | None = None,
         base: Path | None = None,
+        is_separable: bool = True,
     ) -> None:
         """`settings` override those in `DEFAULTS`; they are options of etcd's command line."""
         find_etcd()
+        self.is_separable = is_separable
         self.name = processes.fresh_name("etcd-cluster")
         self.settings = {**DEFAULTS, **(settings or {})}
         self.members = [EtcdMember(self, base) for _ in range(members)]
@@ -153,7 +166,6 @@ class EtcdCluster(ServerGroup):
         """Start every member, and wait until all know the leader."""
         for member in self.members:
             member.reserve()
-            member.proxy.start()
         for member in self.members:
             member.launch()
         for member in self.members:
