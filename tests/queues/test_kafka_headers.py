@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Producer, TopicPartition
 from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, consumer_of, running, wait_for
 from tests.support.kafka_servers import headers_kafka, kafka_mock
@@ -314,6 +315,40 @@ def test_latest_skips_nothing_of_a_partition_that_comes_after_the_group_has_begu
         topic.send("later", partition=0)
         wait_for(lambda: len(seen) >= 2, "both orders are handled")
     assert sorted(seen) == ["later", "waiting"]
+
+
+def test_latest_keeps_what_aiokafka_fetches_before_the_group_has_its_beginning(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiokafka fetches while its listener still asks where the group has begun."""
+    topic.send("skipped")
+    topic._asking.commit(offsets=[TopicPartition(topic.name, 0, 1)], asynchronous=False)
+    topic.send("waiting")
+    fetched, getmany, committed = (
+        asyncio.Event(),
+        AIOKafkaConsumer.getmany,
+        AIOKafkaConsumer.committed,
+    )
+
+    async def noted(self: AIOKafkaConsumer, *partitions: Any, **options: Any) -> Any:
+        records = await getmany(self, *partitions, **options)
+        if records:
+            fetched.set()
+        return records
+
+    async def late(self: AIOKafkaConsumer, partition: Any) -> Any:
+        await fetched.wait()
+        return await committed(self, partition)
+
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", noted)
+    monkeypatch.setattr(AIOKafkaConsumer, "committed", late)
+    consumers, seen = AsyncConsumers(topic), list[str]()
+    with consumers.running(lambda message: seen.append(message.json()["order"]), reset="latest"):
+        wait_for(fetched.is_set, "a message was fetched")
+        topic.send("later")
+        wait_for(lambda: "later" in seen, "the later order is handled")
+    consumers.close()
+    assert seen == ["waiting", "later"]
 
 
 def test_latest_begins_at_the_end_of_every_partition_whoever_has_it(

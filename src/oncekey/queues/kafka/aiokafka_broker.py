@@ -77,6 +77,8 @@ class AiokafkaBroker:
         self._writes: set[asyncio.Task[str | None]] = set()
         self._changed = asyncio.Event()  # there may be messages to take
         self._settled = asyncio.Event()  # some may be done
+        self._is_assigned = asyncio.Event()  # no assignment is half-way
+        self._is_assigned.set()
         self._wanted_at = 0.0
         self._commit_after = 0.0
         self._trouble: OncekeyError | None = None  # raised once
@@ -231,6 +233,8 @@ class AiokafkaBroker:
                 fetched = await consumer.getmany(
                     timeout_ms=int(POLL_S * 1000), max_records=FETCH_MAX
                 )
+                # aiokafka fetches from partitions before their assignment is complete here.
+                await self._is_assigned.wait()
                 if fetched:
                     self._work.receive(record_of(r) for part in fetched.values() for r in part)
                     self._changed.set()
@@ -318,13 +322,15 @@ class AiokafkaBroker:
     # --- what the group decides -----------------------------------------------------------------
 
     async def assigned(self, partitions: Collection[TopicPartition]) -> None:
-        if self._config.get("auto_offset_reset") == SKIPS_TO_END:
-            try:
+        self._is_assigned.clear()
+        try:
+            if self._config.get("auto_offset_reset") == SKIPS_TO_END:
                 await self._pin_the_end()
-            except BaseException as error:
-                self._fail(error)  # aiokafka only logs it, and goes on as if it had been done
-                return
-        self._work.assign(names_of(partitions))
+            self._work.assign(names_of(partitions))
+        except BaseException as error:
+            self._fail(error)  # aiokafka only logs it, and goes on as if it had been done
+        finally:
+            self._is_assigned.set()
 
     async def _pin_the_end(self) -> None:
         """Commit where a new group begins: see confluent_member.py."""
