@@ -387,11 +387,20 @@ async def _stop(client: Any) -> None:
         await client.stop()
     except BaseException as error:
         # If it was cancelled, its loop ends while the brokers do not answer, and nobody waits.
-        closing = asyncio.ensure_future(inner.close())
+        closing = asyncio.ensure_future(_cut_off(client, inner))
         await asyncio.wait((closing,), timeout=CUT_OFF_S)
         if not is_fault(error):
             raise
         _log.warning("a client of Kafka did not close: %s", reason_of(error))
+
+
+async def _cut_off(client: Any, inner: Any) -> None:
+    """Close the connections of a client that did not stop. One that had not even begun to would
+    stay a member of its group, with partitions that nobody consumes; any other is stopped already,
+    and does nothing."""
+    with suppress(Exception):
+        await client.stop()
+    await inner.close()
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
