@@ -56,6 +56,7 @@ from oncekey.queues.task_guard import (
     TaskRequest,
     TaskScope,
     put_off_s,
+    warn_of_late_commits,
 )
 
 T = TypeVar("T", bound="AsyncTaskiqDecoratedTask[Any, Any]")
@@ -204,6 +205,7 @@ def _guarded(
     once: AsyncOnce, task: AsyncTaskiqDecoratedTask[Any, Any], guard: TaskGuard
 ) -> Callable[..., Any]:
     injected = InjectedFunction(task.original_func)
+    is_checked = False
 
     @functools.wraps(injected.function)
     async def guarded_function(*args: Any, **kwargs: Any) -> Any:
@@ -214,6 +216,15 @@ def _guarded(
             )
             return result.value
         message = context.message
+        nonlocal is_checked
+        if not is_checked:  # middlewares may be added after the task
+            is_checked = True
+            hooks = (
+                getattr(each, name)
+                for each in task.broker.middlewares
+                for name in ("post_execute", "post_save")
+            )
+            warn_of_late_commits(guard.operation, hooks)
 
         async def body(attempt: object) -> Any:
             return await injected.call(context, args, kwargs)
