@@ -279,19 +279,14 @@ def test_i8_two_brokers_of_rabbitmq_without_a_name_of_their_own_do_not_share_a_s
 ) -> None:
     """Without set_cluster_name a broker tells the name of its node."""
     ran: list[str] = []
-    for name, facts in {"eu": rabbit(b"rabbit@eu1"), "us": rabbit("rabbit@us1")}.items():
-        consumer = Consumer(
-            once, lambda m, at=name: ran.append(at), MemoryBroker(facts=facts), **OPTIONS
-        )  # type: ignore[misc]
-        if name == "eu":
-            assert consumer.handle(MESSAGE).kind is Kind.REMOVE
-            continue
-        with pytest.raises(ConfigurationError, match=r"rabbit@eu1.*set_cluster_name") as caught:
-            consumer.handle(MESSAGE)
+    eu, us = (MemoryBroker(facts=rabbit(name)) for name in (b"rabbit@eu1", "rabbit@us1"))
+    first = Consumer(once, lambda m: ran.append("eu"), eu, **OPTIONS)
+    assert first.handle(MESSAGE).kind is Kind.REMOVE
+    with pytest.raises(ConfigurationError, match=r"rabbit@eu1.*set_cluster_name") as caught:
+        Consumer(once, lambda m: ran.append("us"), us, **OPTIONS).handle(MESSAGE)
     assert ran == ["eu"]
     (same,) = re.findall(r"broker_name='(rabbitmq [^']*)'", str(caught.value))
-    other_node = MemoryBroker(facts=rabbit("rabbit@us1"))
-    moved = Consumer(once, lambda m: ran.append("us"), other_node, **OPTIONS, broker_name=same)
+    moved = Consumer(once, lambda m: ran.append("us"), us, **OPTIONS, broker_name=same)
     assert moved.handle(MESSAGE).kind is Kind.REMOVE
     assert ran == ["eu"], "the name of the remembered broker says that it is the same one"
 

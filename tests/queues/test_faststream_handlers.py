@@ -304,7 +304,8 @@ def test_i8_kafka_needs_a_name_of_the_broker() -> None:
                     hold_max="0s",
                     broker_name=name,
                 )
-                broker, runs = KafkaBroker(middlewares=[guarded]), []
+                broker = KafkaBroker(middlewares=[guarded])
+                runs: list[str] = []
 
                 @broker.subscriber("orders", group_id="g", ack_policy=AckPolicy.NACK_ON_ERROR)
                 async def ship(order: dict[str, Any], runs: Any = Depends(lambda: runs)) -> None:  # noqa: B008
