@@ -82,7 +82,6 @@ def idempotent_task(
             # An app that survives the error must not run the task without its guard.
             real.run = _refusal(error)
             raise
-        warn_of_late_commits(guard.operation, (real.on_success, real.after_return))
         _put_guard(once, real, guard)
 
     def decorate(task: T) -> T:
@@ -130,6 +129,7 @@ def _for_every_app(shared: Any, install: Callable[[Any], None]) -> None:
 def _put_guard(once: Once, task: Any, guard: TaskGuard) -> None:
     """Put the guard around the task's `run`. A class of tasks may have a `__call__` of its own, and
     end a transaction there; then the guard is around that, and `run` within it is the task's."""
+    warn_of_late_commits(guard.operation, (task.on_success, task.after_return))
     run, kind = task.run, type(task)
     is_within: ContextVar[bool] = ContextVar("oncekey_celery_call", default=False)
 
