@@ -313,7 +313,7 @@ class FastStreamHandler(Surface):
 
     async def _deliver(self, key: str, cents: int) -> Any:
         # What FastStream swallows, the guard is asked for first.
-        await self._guard.plan_for("orders", "faststream.rabbit")
+        await self._guard.plan_for(self._broker.subscribers[0], "orders")
         seen: list[BaseException] = []
         run = self.once.run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.kafka.aiokafka_values import ask
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.rabbit_facts import parse_cluster
+from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
 from oncekey.queues.sqs.queue_attributes import parse_attributes
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.move.dual_store import DualStore
@@ -211,10 +213,10 @@ def test_keys_from_before_a_broker_was_remembered_are_still_found(once: Once) ->
 
 
 def test_what_a_broker_does_not_tell_is_not_compared(once: Once) -> None:
-    """A cluster of RabbitMQ that gets its name later is the same one."""
-    for broker in ("rabbitmq vhost=/", "rabbitmq vhost=/ cluster=production", "rabbitmq vhost=/"):
+    """Kafka before 0.10.1 has no id of its cluster, and gets one by an upgrade."""
+    for broker in ("kafka", "kafka cluster=a", "kafka"):
         assert Consumer(once, print, on(broker), **OPTIONS).handle(MESSAGE).kind is Kind.REMOVE
-    for other in ("rabbitmq vhost=/b", "kafka", None):
+    for other in ("rabbitmq vhost=/", None):
         with pytest.raises(ConfigurationError, match="belong to the broker"):
             Consumer(once, print, on(other), **OPTIONS).handle(MESSAGE)
 
@@ -252,7 +254,7 @@ def test_an_async_consumer_is_refused_as_well() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["", " ", "x" * 101, "a\nb", 3])
+@pytest.mark.parametrize("name", ["", " ", "x" * 256, "a\nb", 3])
 def test_a_broker_name_that_cannot_be_one_is_refused(once: Once, name: Any) -> None:
     with pytest.raises(ConfigurationError, match="broker_name"):
         Consumer(once, print, on(None), **OPTIONS, broker_name=name)
@@ -266,10 +268,49 @@ def test_identities_are_the_same_unless_they_contradict_each_other() -> None:
     assert not are_same("kafka", "rabbitmq")
 
 
-def test_the_name_of_a_node_is_none_of_its_cluster() -> None:
-    assert parse_cluster({"cluster_name": b"rabbit@node-1"}) is None
-    assert parse_cluster({"cluster_name": "production"}) == "production"
-    assert parse_cluster({}) is None
+def rabbit(cluster: str | bytes | None, *urls: str) -> BrokerFacts:
+    """The facts of a queue of RabbitMQ whose server properties have this `cluster_name`."""
+    settings = RabbitSettings(url=urls or ("amqp://host/",), queue="orders")
+    return settings.facts((4, 3), None, parse_cluster({"cluster_name": cluster}))
+
+
+def test_i8_two_brokers_of_rabbitmq_without_a_name_of_their_own_do_not_share_a_scope(
+    once: Once,
+) -> None:
+    """Without set_cluster_name a broker tells the name of its node."""
+    ran: list[str] = []
+    eu, us = (MemoryBroker(facts=rabbit(name)) for name in (b"rabbit@eu1", "rabbit@us1"))
+    first = Consumer(once, lambda m: ran.append("eu"), eu, **OPTIONS)
+    assert first.handle(MESSAGE).kind is Kind.REMOVE
+    with pytest.raises(ConfigurationError, match=r"rabbit@eu1.*set_cluster_name") as caught:
+        Consumer(once, lambda m: ran.append("us"), us, **OPTIONS).handle(MESSAGE)
+    assert ran == ["eu"]
+    (same,) = re.findall(r"broker_name='(rabbitmq [^']*)'", str(caught.value))
+    moved = Consumer(once, lambda m: ran.append("us"), us, **OPTIONS, broker_name=same)
+    assert moved.handle(MESSAGE).kind is Kind.REMOVE
+    assert ran == ["eu"], "the name of the remembered broker says that it is the same one"
+
+
+def test_a_cluster_of_rabbitmq_without_a_name_is_refused_at_its_first_start(once: Once) -> None:
+    """Which node answers is luck: each tells its own name."""
+    two = ("amqp://n1/", "amqp://n2/")
+    broker = MemoryBroker(facts=rabbit("rabbit@n1", *two))
+    with pytest.raises(ConfigurationError, match=r"set_cluster_name.*broker_name="):
+        Consumer(once, print, broker, **OPTIONS).handle(MESSAGE)
+    assert Consumer(once, print, broker, **OPTIONS, broker_name="eu").handle(MESSAGE)
+    named = MemoryBroker(facts=rabbit("production", *two))
+    assert Consumer(once, print, named, **OPTIONS).handle(MESSAGE).kind is Kind.REMOVE
+
+
+def test_a_broker_may_be_named_by_the_longest_identity(once: Once) -> None:
+    host = "rabbit-server-0.rabbit-nodes.production-of-the-shop.svc.cluster.example.org"
+    facts = rabbit(f"rabbit@{host}")
+    assert facts.broker is not None
+    assert len(facts.broker) > 100
+    Consumer(once, print, MemoryBroker(facts=facts), **OPTIONS).handle(MESSAGE)
+    moved = MemoryBroker(facts=rabbit("rabbit@other"))
+    again = Consumer(once, print, moved, **OPTIONS, broker_name=facts.broker)
+    assert again.handle(MESSAGE).kind is Kind.REMOVE
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from tests.queues.celery_shop import Shop, hold
 
 from oncekey import AsyncOnce, ConfigurationError, InFlight, Once, Policy
-from oncekey.queues import celery as guard
+from oncekey.queues import celery_delivery as guard
 from oncekey.queues.celery import idempotent_task
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing import Fault, FaultyStore
@@ -84,7 +84,7 @@ def test_copy_waits_no_longer_than_half_the_visibility_timeout(
         if timeout is not None:
             app.conf.broker_transport_options = {"visibility_timeout": timeout}
         app.finalize()
-        made = guard.GuardedTask(once, Shop(app, once).task, None)  # type: ignore[arg-type]
+        made = guard.GuardedTask(once, Shop(app, once).task, None, print)  # type: ignore[arg-type]
         assert made._longest == longest
         app.close()
 

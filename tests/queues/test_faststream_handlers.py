@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from faststream import AckPolicy
+from faststream import AckPolicy, Depends
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage
 from faststream.kafka import KafkaBroker, TestKafkaBroker
 from faststream.message import AckStatus, StreamMessage
@@ -218,7 +219,9 @@ def test_message_of_a_subscriber_without_a_place_for_dead_letters_goes_back() ->
 
     async def main() -> None:
         async with AsyncOnce("memory://") as once:
-            guarded = IdempotencyMiddleware(once, name="shipping", key="json:$.id", hold_max="0s")
+            guarded = IdempotencyMiddleware(
+                once, name="shipping", key="json:$.id", hold_max="0s", broker_name="eu"
+            )
             broker = KafkaBroker(middlewares=[guarded])
             messages: list[StreamMessage[Any]] = []
 
@@ -268,6 +271,7 @@ def test_kafka_needs_a_place_for_dead_letters() -> None:
                     once,
                     name="shipping",
                     key="json:$.id",
+                    broker_name="eu",
                     **options,  # type: ignore[arg-type]
                 )
                 broker = KafkaBroker(middlewares=[guarded])
@@ -280,6 +284,63 @@ def test_kafka_needs_a_place_for_dead_letters() -> None:
                     continue
                 with pytest.raises(ConfigurationError, match="forgets a rejected message"):
                     guarded.check(broker)
+
+    asyncio.run(main())
+
+
+def test_i8_kafka_needs_a_name_of_the_broker() -> None:
+    """Its messages do not tell which cluster they come from."""
+
+    async def keep(msg: object, disposition: object) -> None: ...
+
+    async def main() -> None:
+        async with AsyncOnce("memory://") as once:
+            for name in (None, "eu"):
+                guarded = IdempotencyMiddleware(
+                    once,
+                    name="shipping",
+                    key="json:$.id",
+                    dead_letter=keep,
+                    hold_max="0s",
+                    broker_name=name,
+                )
+                broker = KafkaBroker(middlewares=[guarded])
+                runs: list[str] = []
+
+                @broker.subscriber("orders", group_id="g", ack_policy=AckPolicy.NACK_ON_ERROR)
+                async def ship(order: dict[str, Any], runs: Any = Depends(lambda: runs)) -> None:  # noqa: B008
+                    runs.append(order["id"])
+
+                if name is None:
+                    with pytest.raises(ConfigurationError, match="do not tell which broker"):
+                        guarded.check(broker)
+                else:
+                    guarded.check(broker)
+                async with TestKafkaBroker(broker):
+                    await broker.publish({"id": "a"}, "orders")
+                assert runs == ([] if name is None else ["a"])
+            assert await once.get("shipping", "a", scope="shipping/orders on eu") is not None
+
+    asyncio.run(main())
+
+
+def test_i8_handlers_of_two_brokers_of_rabbitmq_do_not_share_a_scope() -> None:
+    """Also if one middleware guards both. A node that is reached later is the same broker."""
+
+    def raw(url: str, cluster: str) -> Any:
+        connection = SimpleNamespace(url=url, server_properties={"cluster_name": cluster})
+        return SimpleNamespace(channel=SimpleNamespace(connection=connection))
+
+    async def main() -> None:
+        async with AsyncOnce("memory://") as once:
+            guarded = IdempotencyMiddleware(once, name="shipping", key="json:$.id")
+            one, other = (RabbitBroker().subscriber("orders") for _ in range(2))
+            plan = await guarded.plan_for(one, "orders", raw("amqp://n1/", "rabbit@n1"))
+            assert plan.scope == "shipping/orders"
+            assert await guarded.plan_for(one, "orders", raw("amqp://n2/", "rabbit@n2")) is plan
+            for url, cluster in (("amqp://n1/shop", "rabbit@n1"), ("amqp://n1/", "rabbit@us")):
+                with pytest.raises(ConfigurationError, match="belong to the broker"):
+                    await guarded.plan_for(other, "orders", raw(url, cluster))
 
     asyncio.run(main())
 

@@ -242,3 +242,48 @@ def test_faststream_message_is_handled_once_and_a_failed_one_is_a_dead_letter(
 
     asyncio.run(main())
     assert sorted(runs) == ["bad", "buried bad", "good"]
+
+
+def test_i8_faststream_handlers_of_two_virtual_hosts_do_not_share_a_scope(
+    name: str, url: str
+) -> None:
+    node, host = rabbitmq(), processes.fresh_name("host")
+    node.ask("PUT", f"vhosts/{host}", {})
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    node.ask("PUT", f"permissions/{host}/guest", everything)
+    ran: list[str] = []
+
+    async def deliver(once: AsyncOnce, url: str, deliveries: int, **options: Any) -> None:
+        """Send an order, and return when so many deliveries of it have come, or it was handled."""
+        guard = IdempotencyMiddleware(
+            once, name="shipping", key="json:$.id", hold_max="0s", **options
+        )
+        broker, seen, end = RabbitBroker(url, middlewares=[guard]), [], asyncio.Event()
+
+        async def count(raw: Any, parse: Any) -> Any:
+            seen.append(raw)
+            if len(seen) == deliveries:
+                end.set()
+            return await parse(raw)
+
+        @broker.subscriber(name, ack_policy=AckPolicy.REJECT_ON_ERROR, parser=count)
+        async def ship(order: dict[str, Any]) -> None:
+            ran.append(url)
+            end.set()
+
+        await broker.start()
+        await broker.publish({"id": 1}, name)
+        async with asyncio.timeout(WAIT_S):
+            await end.wait()
+        await broker.stop()
+
+    async def main() -> None:
+        other = url.rpartition("/")[0] + f"/{host}"
+        async with AsyncOnce("memory://") as once:
+            await deliver(once, url, 99)
+            await deliver(once, other, 3)
+            assert ran == [url], "it came back, and was neither handled nor removed"
+            await deliver(once, other, 99, broker_name="eu")
+            assert ran == [url, other]
+
+    asyncio.run(main())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from oncekey.doctor.handler_code import mentions_commit
+from oncekey.engine.function_code import mentions_commit
 from oncekey.http.route_table import layers_of
 from oncekey.stores.checkup import Check, Finding
 

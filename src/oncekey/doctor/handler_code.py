@@ -7,22 +7,20 @@ functions is not followed. Where nothing can be said, None is returned.
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
-from types import CodeType
 from typing import Any, Final
 
+from oncekey.engine.function_code import code_of, names_in
 from oncekey.http.guarded_views import unwrapped
 
 # The names by which a body makes running it again harmless.
 _REPEATABLE: Final = frozenset(("step", "child_key", "fence"))
-_COMMITTING: Final = frozenset(("atomic", "begin"))
 _ELSEWHERE: Final = ("GLOBAL", "NAME", "DEREF", "CLOSURE", "CLASSDEREF")
 
 
 def is_constant(function: Any) -> bool | None:
     """True if a function returns the same whatever it is called with: it looks at no argument, and
     at nothing outside of itself."""
-    code = _code_of(getattr(function, "dependency", function))  # of FastAPI's Depends
+    code = code_of(getattr(function, "dependency", function))  # of FastAPI's Depends
     if code is None:
         return None
     arguments = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
@@ -41,34 +39,11 @@ def mentions_attempt(view: Any) -> bool | None:
     """True if a handler names a step, a child key, the fence, or anything called attempt."""
     found = False
     for one in unwrapped(view):
-        code = _code_of(one)
+        code = code_of(one)
         if code is None:
             continue
         found = True
-        for name in _names(code):
+        for name in names_in(code):
             if name in _REPEATABLE or "attempt" in name.lower():
                 return True
     return False if found else None
-
-
-def mentions_commit(function: Any) -> bool:
-    """True if a function names a commit, or what commits at its end."""
-    code = _code_of(function)
-    return code is not None and any(
-        "commit" in name.lower() or name in _COMMITTING for name in _names(code)
-    )
-
-
-def _code_of(function: Any) -> CodeType | None:
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Every name in a function and in the functions defined in it."""
-    yield from code.co_names
-    yield from code.co_varnames
-    yield from code.co_freevars
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

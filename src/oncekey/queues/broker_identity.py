@@ -13,6 +13,8 @@ it is:
     what is remembered: the same broker,  NAME/QUEUE: its keys go on
     which was moved or renamed
     any other name                        NAME/QUEUE on BROKER_NAME
+    not given, and the broker cannot be   refused
+    told from another one
 
 An identity is text such as `rabbitmq vhost=/ cluster=production`. What a broker does not tell is
 left out, and not compared. The flow is a generator, driven by threads and by tasks.
@@ -85,6 +87,8 @@ def scope_flow(settings: ConsumerSettings, facts: BrokerFacts) -> ScopeFlow:
     plain = f"{settings.name}/{facts.queue}"
     check_text("the consumer's name with its queue", plain, SCOPE_MAX_CHARS)
     given = settings.broker_name
+    if given is None and facts.needs_name:
+        raise ConfigurationError(f"consumer {settings.name!r}: {facts.broker_doubt}")
     if given is None:
         scope, broker = plain, facts.broker or UNTOLD
     elif (yield OwnerOf(plain)) == given:
@@ -100,6 +104,7 @@ def scope_flow(settings: ConsumerSettings, facts: BrokerFacts) -> ScopeFlow:
             "for duplicates of each other, and removed unhandled. For another broker give "
             "broker_name= a name of its own, such as broker_name='eu'; if it is the same one, "
             f"which was moved or renamed, give broker_name={owner!r}, and its keys go on"
+            + (f". {facts.broker_doubt}" if facts.broker_doubt else "")
         )
     return scope
 

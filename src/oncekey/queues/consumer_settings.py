@@ -33,7 +33,7 @@ MAX_TRIES_MAX: Final = 1_000_000
 BACKOFF_DEFAULT: Final = "1s"
 BACKOFF_MAX_DEFAULT: Final = "5m"
 STOP_TIMEOUT_DEFAULT: Final = "30s"
-BROKER_NAME_MAX_CHARS: Final = 100
+BROKER_NAME_MAX_CHARS: Final = 255
 # Of the longest time for which a broker lets a message be held: then it is told.
 HOLD_WARN_PART: Final = 0.8
 _SECOND: Final = 1_000_000
@@ -54,6 +54,8 @@ class BrokerFacts(NamedTuple):
     ordered       it promises an order (messages have an order group)
     broker        which broker it is on, in words that stay the same however that is reached: see
                   broker_identity.py
+    broker_doubt  why these words may not tell it from another broker, and what to do; or ""
+    needs_name    they do not, so that `broker_name` must be given
     """
 
     queue: str
@@ -63,6 +65,8 @@ class BrokerFacts(NamedTuple):
     receives_max: int | None = None
     ordered: bool = False
     broker: str | None = None
+    broker_doubt: str = ""
+    needs_name: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ from oncekey.queues.task_guard import (
     TaskRequest,
     TaskScope,
     put_off_s,
+    warn_of_late_commits,
 )
 
 A = TypeVar("A", bound="Actor[Any, Any]")
@@ -126,6 +127,12 @@ def idempotent_actor(
 def _prepare(actor: Actor[Any, Any]) -> None:
     """Have Dramatiq retry what may be retried, and nothing else."""
     broker = actor.broker
+    if type(actor).__call__ is not Actor.__call__:
+        raise ConfigurationError(
+            f"actor {actor.actor_name!r}: {type(actor).__qualname__}.__call__ runs around the "
+            "guard. If it commits after the actor, the outcome is stored already. Make a decorator "
+            "of it, and put that below @dramatiq.actor"
+        )
     if not any(isinstance(each, Retries) for each in broker.middleware):
         raise ConfigurationError(
             f"actor {actor.actor_name!r}: without the middleware Retries a message whose actor "
@@ -153,9 +160,14 @@ class GuardedActor:
         self._guard = guard
         self._function = actor.fn
         self._retry_safe = retry_safe
+        self._is_checked = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         message = self._message_of(args, kwargs)
+        if message is not None and not self._is_checked:  # middlewares may be added after actors
+            self._is_checked = True
+            hooks = (each.after_process_message for each in self._actor.broker.middleware)
+            warn_of_late_commits(self._guard.operation, hooks)
         id = message.message_id if message is not None else None
         try:
             if message is not None and message.options.get(REDRIVE_HEADER):

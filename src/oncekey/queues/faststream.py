@@ -15,7 +15,8 @@ A handler may also end its message itself: AckMessage is a success without a val
 failed try that may be repeated, and RejectMessage a failure for good.
 
 RabbitMQ moves a rejected message to the dead-letter exchange. Kafka and the others forget it, so
-there `dead_letter` is required. A subscriber that acknowledges first, or by hand, is refused.
+there `dead_letter` is required. So is `broker_name`: only the messages of RabbitMQ tell which
+broker they come from. A subscriber that acknowledges first, or by hand, is refused.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from faststream import AckPolicy, BaseMiddleware, StreamMessage
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage
@@ -56,13 +58,14 @@ from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.message_key import KeyChoice
 from oncekey.queues.queue_message import Message
+from oncekey.queues.rabbitmq.rabbit_facts import cluster_doubt, parse_cluster, virtual_host
 from oncekey.queues.task_guard import STORE_PAUSE_S
 from oncekey.queues.work_in_hand import Entry
 
 HOLD_MAX_DEFAULT: Final = "30s"
 _TOO_EARLY: Final = (AckPolicy.ACK_FIRST, AckPolicy.MANUAL)
-# The packages of FastStream whose brokers keep a rejected message.
-_KEEPS_REJECTED: Final = ("faststream.rabbit",)
+# The only package of FastStream whose broker keeps a rejected message, and tells which one it is.
+_RABBIT: Final = "faststream.rabbit"
 _log = logging.getLogger("oncekey")
 
 DeadLetterHandler = Callable[["StreamMessage[Any]", Disposition], Awaitable[object]]
@@ -74,7 +77,7 @@ class IdempotencyMiddleware:
     name         the consumer's name: its operation, and with the queue its scope
     key          'header:NAME', 'json:$.path', or a function of the message; its `raw` is
                  FastStream's own
-    broker_name  your own name for the broker, if two have a queue of this name and share the store
+    broker_name  your own name for the broker; required for any other than RabbitMQ
     dead_letter  an async function of FastStream's message and the disposition
     hold_max     for how long a message is held here before it goes back to the broker
     options      are fields of Policy
@@ -113,7 +116,8 @@ class IdempotencyMiddleware:
             options=options,
         )
         plan_of(self._settings, BrokerFacts(name), once, name)  # what is wrong shows now
-        self._plans: dict[tuple[str, str], ConsumerPlan] = {}
+        # A subscriber belongs to one broker, whatever node of that it is connected to.
+        self._plans: MutableMapping[Any, dict[str, ConsumerPlan]] = WeakKeyDictionary()
 
     def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
         return _GuardedMessage(msg, context=context, guard=self)
@@ -132,23 +136,23 @@ class IdempotencyMiddleware:
                 "message before the outcome is stored, so it is lost with its process. Give the "
                 "subscriber ack_policy=AckPolicy.REJECT_ON_ERROR or NACK_ON_ERROR"
             )
-        package = type(subscriber).__module__
-        if self.dead_letter is None and not package.startswith(_KEEPS_REJECTED):
+        facts = _facts_of(subscriber, "", None)
+        if facts.needs_name and self._settings.broker_name is None:
+            raise ConfigurationError(f"consumer {name!r}: {facts.broker_doubt}")
+        if self.dead_letter is None and _kind_of(subscriber) != _RABBIT:
             raise ConfigurationError(
                 f"consumer {name!r}: this broker forgets a rejected message; give dead_letter= an "
                 "async function that keeps it, for example by publishing it elsewhere"
             )
 
-    async def plan_for(self, queue: str, kind: str) -> ConsumerPlan:
-        """The plan for a queue of a broker of this kind, such as `faststream.rabbit`: FastStream
-        tells no more of a broker."""
-        plan = self._plans.get((queue, kind))
-        if plan is None:
-            facts = BrokerFacts(queue, broker=identity_of(kind))
+    async def plan_for(self, subscriber: Any, queue: str, raw: Any = None) -> ConsumerPlan:
+        """The plan for the messages of a subscriber, of which `raw` is one as its client has it."""
+        plans = self._plans.setdefault(subscriber, {})
+        if queue not in plans:
+            facts = _facts_of(subscriber, queue, raw)
             scope = await async_bound_scope(self.once, self._settings, facts)
-            plan = plan_of(self._settings, facts, self.once, scope)
-            self._plans[queue, kind] = plan
-        return plan
+            plans[queue] = plan_of(self._settings, facts, self.once, scope)
+        return plans[queue]
 
 
 class _AskedAgain(NotStarted):
@@ -223,8 +227,7 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
                 raise ConfigurationError(
                     "a batch has no one key; guard a subscriber that takes messages one by one"
                 )
-            kind = ".".join(type(subscriber).__module__.split(".")[:2])
-            return await self._guard.plan_for(queue, kind)
+            return await self._guard.plan_for(subscriber, queue, msg.raw_message)
         except (ConfigurationError, StoreUnavailable, InFlight) as error:
             if subscriber.ack_policy in _TOO_EARLY:
                 raise
@@ -273,3 +276,28 @@ def _queue_of(subscriber: Any, msg: StreamMessage[Any]) -> str:
         if context.get(name):
             return str(context[name])
     return ""
+
+
+def _kind_of(subscriber: Any) -> str:
+    return ".".join(type(subscriber).__module__.split(".")[:2])
+
+
+def _facts_of(subscriber: Any, queue: str, raw: Any) -> BrokerFacts:
+    """What is known of a queue and its broker: a message of aio-pika has its connection, and that
+    has what RabbitMQ said of itself. Those of FastStream's test broker have none."""
+    kind = _kind_of(subscriber)
+    if kind != _RABBIT:
+        doubt = (
+            f"the messages of {kind} do not tell which broker they come from, so a queue or topic "
+            "of the same name on another one would share its keys, and its messages would be "
+            "removed unhandled. Give broker_name= your own name for the broker, such as "
+            "broker_name='eu'"
+        )
+        return BrokerFacts(queue, broker=kind, broker_doubt=doubt, needs_name=True)
+    if raw is None or type(raw).__module__.startswith("faststream."):
+        return BrokerFacts(queue, broker=kind)
+    connection = raw.channel.connection
+    cluster, host = parse_cluster(connection.server_properties), virtual_host(str(connection.url))
+    doubt, _ = cluster_doubt(cluster, addresses=1)
+    broker = identity_of(kind, vhost=host, cluster=cluster)
+    return BrokerFacts(queue, broker=broker, broker_doubt=doubt)

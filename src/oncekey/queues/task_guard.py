@@ -10,8 +10,9 @@ A guard knows no framework. The adapters say what each error means there.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError, InvalidKey, KeyChanged
@@ -19,6 +20,7 @@ from oncekey.core.identity import OPERATION_MAX_CHARS, KeyLike
 from oncekey.core.origin import ROUTE_MAX_CHARS, Origin, shown
 from oncekey.core.policy import OPTION_NAMES
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.function_code import mentions_commit
 from oncekey.engine.key_status import status_of
 from oncekey.queues.disposition import HIDE_MARGIN_S
 from oncekey.queues.queue_message import Message
@@ -33,6 +35,8 @@ STORE_PAUSE_S: Final = 5.0
 # How long a task whose key is held elsewhere is put off the first time; doubled with each time.
 PUT_OFF_FIRST_S: Final = 1.0
 
+_log = logging.getLogger("oncekey")
+
 TaskKey = str | Callable[..., Any]
 TaskRequest = str | Callable[..., Any] | None
 TaskScope = str | Callable[..., Any]
@@ -42,6 +46,20 @@ def put_off_s(number: int, lease_left: float, longest: float) -> float:
     """How long to put off a task whose key is held elsewhere, for the `number`th time, from 0. Most
     duplicates come while the first run is about to end, so it is not the whole lease at once."""
     return min(math.ldexp(PUT_OFF_FIRST_S, min(number, 32)), lease_left + HIDE_MARGIN_S, longest)
+
+
+def warn_of_late_commits(task: str, hooks: Iterable[Any]) -> None:
+    """Log which hooks of a framework, which run when the outcome of a task is stored, look as if
+    they commit. What they do cannot be waited for, nor is it known for certain."""
+    for hook in hooks:
+        if mentions_commit(hook):
+            _log.warning(
+                "task %r: %s names a commit, and runs after the outcome is stored. If that commit "
+                "fails, the task counts as done and its rows are missing. Commit in the task's "
+                "own function",
+                task,
+                shown(hook.__qualname__, ROUTE_MAX_CHARS),
+            )
 
 
 # Chooses the codec for what a function returns: that of an engine's JobFactory.

@@ -14,23 +14,39 @@ with each outcome:
     the store did not answer          waits, sends the message again, NoResultError
 
 Taskiq has no delay that every broker knows, so the wait is in the worker, in a place of its own.
+
+Taskiq ends the dependencies of a task after its function, and a session may commit there. So the
+guard injects them itself, with Taskiq's own graph: they are opened when the attempt begins, and its
+outcome is stored when they have ended. A replay opens none.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar
 
-from taskiq import AsyncTaskiqDecoratedTask, TaskiqMessage, TaskiqMiddleware
+from taskiq import (
+    AsyncTaskiqDecoratedTask,
+    Context,
+    TaskiqDepends,
+    TaskiqMessage,
+    TaskiqState,
+)
 from taskiq.acks import AcknowledgeType, parse_acknowledge_type
 from taskiq.brokers.shared_broker import AsyncSharedBroker
 from taskiq.exceptions import NoResultError
+from taskiq_dependencies import DependencyGraph
 
-from oncekey.core.errors import ConfigurationError, InFlight, LeaseLost, StoreUnavailable
+from oncekey.core.errors import (
+    ConfigurationError,
+    InFlight,
+    LeaseLost,
+    NotStarted,
+    StoreUnavailable,
+)
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.queues.task_guard import (
     ARGUMENTS,
@@ -40,6 +56,7 @@ from oncekey.queues.task_guard import (
     TaskRequest,
     TaskScope,
     put_off_s,
+    warn_of_late_commits,
 )
 
 T = TypeVar("T", bound="AsyncTaskiqDecoratedTask[Any, Any]")
@@ -48,17 +65,16 @@ PUT_OFF_MAX_S: Final = 30.0
 _PUT_OFFS: Final = "oncekey_put_offs"
 _ACK_TYPE: Final = "ack_type"
 _TIME_LIMIT: Final = "timeout"  # of one run, in seconds
-_message: contextvars.ContextVar[TaskiqMessage | None] = contextvars.ContextVar(
-    "oncekey_taskiq_message", default=None
-)
+# The parameter by which a guarded function gets Taskiq's context of its message.
+_CONTEXT: Final = "oncekey_context"
 
 
-class IdempotencyMiddleware(TaskiqMiddleware):
-    """Tells guarded tasks which message they run for. `idempotent_task` adds it to the broker."""
+class _NotInjected(NotStarted):
+    """A dependency of the task could not be opened, so the task has not begun."""
 
-    def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        _message.set(message)
-        return message
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def idempotent_task(
@@ -78,8 +94,9 @@ def idempotent_task(
         async def ship(order_id: int): ...
 
     `key`, `scope` and `request` are functions of the arguments that were sent, without those that
-    Taskiq injects; `options` are fields of Policy. Its messages are acknowledged when the result is
-    saved, also where the worker's own setting is another one.
+    Taskiq injects; `options` are fields of Policy. What it depends on is opened for a run and ends
+    before its outcome is stored, so a session may commit after its `yield`. Its messages are
+    acknowledged when the result is saved, also where the worker's own setting is another one.
     """
     if not isinstance(once, AsyncOnce):
         raise ConfigurationError(f"idempotent_task needs an AsyncOnce, not a {type(once).__name__}")
@@ -130,34 +147,98 @@ def _prepare(task: AsyncTaskiqDecoratedTask[Any, Any]) -> None:
             "'when_saved' or 'when_executed'"
         )
     task.labels.setdefault(_ACK_TYPE, AcknowledgeType.WHEN_SAVED.value)
-    if not any(isinstance(each, IdempotencyMiddleware) for each in task.broker.middlewares):
-        task.broker.add_middlewares(IdempotencyMiddleware())
+
+
+class InjectedFunction:
+    """A task's function, and the arguments of it that Taskiq injects."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        graph = DependencyGraph(function)
+        injected = {
+            needed.param_name
+            for user, all_needed in graph.dependencies.items()
+            if user.dependency is function
+            for needed in all_needed
+        }
+        self.signature = _with_context(inspect.signature(function, eval_str=True), injected)
+        self._graph: DependencyGraph | None = None
+
+    async def call(self, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Open what the function depends on, call it, and end what was opened."""
+        if self._graph is None:
+            # Made anew for the first message, as Taskiq does: everything is defined by now.
+            self._graph = DependencyGraph(self.function)
+        broker = context.broker
+        known = {
+            **broker.custom_dependency_context,
+            Context: context,
+            TaskiqState: broker.state,
+        }
+        opened = self._graph.async_ctx(known, broker.dependency_overrides or None)
+        has_begun = False
+        try:
+            injected = await opened.resolve_kwargs()
+            has_begun = True
+            value = await self.function(*args, **{**injected, **kwargs})
+        except BaseException as error:
+            await opened.close(type(error), error, error.__traceback__)
+            if has_begun or not isinstance(error, Exception):
+                raise
+            raise _NotInjected(error) from error
+        await opened.close(None, None, None)
+        return value
+
+
+def _with_context(signature: inspect.Signature, injected: set[str]) -> inspect.Signature:
+    """A function's signature for Taskiq, which is to inject the context alone."""
+    context = inspect.Parameter(
+        _CONTEXT, inspect.Parameter.KEYWORD_ONLY, default=TaskiqDepends(Context)
+    )
+    kept = [each for each in signature.parameters.values() if each.name not in injected]
+    has_rest = bool(kept) and kept[-1].kind is inspect.Parameter.VAR_KEYWORD
+    kept.insert(len(kept) - has_rest, context)
+    return signature.replace(parameters=kept)
 
 
 def _guarded(
     once: AsyncOnce, task: AsyncTaskiqDecoratedTask[Any, Any], guard: TaskGuard
 ) -> Callable[..., Any]:
-    function = task.original_func
+    injected = InjectedFunction(task.original_func)
+    is_checked = False
 
-    @functools.wraps(function)
+    @functools.wraps(injected.function)
     async def guarded_function(*args: Any, **kwargs: Any) -> Any:
-        message = _message.get()
-        _message.set(None)  # whatever is called from here on has no message
-        is_own = message is not None and message.task_name == task.task_name
-        sent = (tuple(message.args), message.kwargs) if message and is_own else (args, kwargs)
+        context: Context | None = kwargs.pop(_CONTEXT, None)
+        if context is None:  # it was called as a function, with whatever it depends on
+            result = await guard.run(
+                once.run, lambda attempt: injected.function(*args, **kwargs), args, kwargs, None
+            )
+            return result.value
+        message = context.message
+        nonlocal is_checked
+        if not is_checked:  # middlewares may be added after the task
+            is_checked = True
+            hooks = (
+                getattr(each, name)
+                for each in task.broker.middlewares
+                for name in ("post_execute", "post_save")
+            )
+            warn_of_late_commits(guard.operation, hooks)
 
         async def body(attempt: object) -> Any:
-            return await function(*args, **kwargs)
+            return await injected.call(context, args, kwargs)
 
-        id = message.task_id if message and is_own else None
         try:
-            result = await guard.run(once.run, body, *sent, id)
+            sent = tuple(message.args), message.kwargs
+            result = await guard.run(once.run, body, *sent, message.task_id)
+        except _NotInjected as failure:
+            raise failure.error from None
         except (InFlight, LeaseLost, StoreUnavailable) as error:
-            if message is None or not is_own:
-                raise
             await _send_again(task, message, error)
         return result.value
 
+    guarded_function.__signature__ = injected.signature  # type: ignore[attr-defined]
     return guarded_function
 
 

@@ -154,10 +154,27 @@ def parse_version(properties: Mapping[str, Any]) -> Version:
 
 
 def parse_cluster(properties: Mapping[str, Any]) -> str | None:
-    """The name that an operator has given the cluster (`rabbitmqctl set_cluster_name`). Without
-    one, each node tells its own name here, such as rabbit@host, which is none of the cluster."""
-    name = _text(properties.get("cluster_name"))
-    return None if "@" in name else name or None
+    """The name of the cluster, from what the server says when a client connects. Until an operator
+    gives it one (`rabbitmqctl set_cluster_name`), each node tells its own name, as rabbit@host."""
+    return _text(properties.get("cluster_name")) or None
+
+
+def cluster_doubt(cluster: str | None, addresses: int) -> tuple[str, bool]:
+    """Why the name of a cluster may not tell it from another one, or ""; and whether a consumer
+    with so many addresses must not begin by it."""
+    if cluster is None or "@" not in cluster:
+        return "", False
+    name_it = "Give the cluster a name (rabbitmqctl set_cluster_name NAME), or the consumer "
+    if addresses > 1:
+        return (
+            f"RabbitMQ's cluster has no name, and each of its nodes tells its own ({cluster!r}). "
+            "So a consumer that reaches another node at its next start would be refused, or two "
+            f"clusters would share their keys. {name_it}broker_name="
+        ), True
+    return (
+        "RabbitMQ tells the name of the node that answers as long as its cluster has none. "
+        f"{name_it}broker_name="
+    ), False
 
 
 def _text(value: object) -> str:

@@ -17,6 +17,7 @@ from oncekey.queues.rabbitmq.rabbit_facts import (
     QueueReport,
     Version,
     ask_management,
+    cluster_doubt,
     facts_of,
     parse_report,
     virtual_host,
@@ -90,7 +91,8 @@ class RabbitSettings:
             for warning in warnings_of(self.queue, report):
                 _log.warning("RabbitMQ: %s", warning)
         timeout = self.consumer_timeout
-        return facts_of(
+        doubt, needs_name = cluster_doubt(cluster, len(self.urls))
+        facts = facts_of(
             self.queue,
             version,
             report,
@@ -102,3 +104,4 @@ class RabbitSettings:
                 else microseconds(timeout, name="consumer_timeout") / _SECOND
             ),
         )
+        return facts._replace(broker_doubt=doubt, needs_name=needs_name)
