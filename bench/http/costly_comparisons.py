@@ -90,7 +90,7 @@ class Bystander:
 
     async def times(self, until: asyncio.Event | None, most: int) -> list[float]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        took = []
+        took: list[float] = []
         while len(took) < most and not (until is not None and until.is_set()):
             began = time.perf_counter()
             writer.write(_request("bystander", b'{"cents":500}'))

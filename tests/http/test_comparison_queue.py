@@ -7,7 +7,8 @@ import gzip
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from concurrent.futures import Future
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import pytest
@@ -185,9 +186,7 @@ def test_forked_child_has_a_thread_of_its_own(gate: Gate) -> None:
 def _compared_in_child() -> int:
     """0 if a comparison is made. Without asyncio, whose loop the parent is in."""
     done = threading.Event()
-    work = comparison_queue._Work(
-        comparison_queue.copy_context(), done.set, comparison_queue.Future()
-    )
+    work = comparison_queue._Work(copy_context(), done.set, Future())
     comparison_queue.COMPARISONS._add("b", work)
     return 0 if done.wait(WAIT_SECONDS) else 1
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oncekey.http import canonical_body, canonical_json
+from oncekey.http import canonical_body
 from oncekey.http.canonical_body import (
     ESCAPES_MAX,
     FORM_FIELDS_MAX,
@@ -117,7 +117,7 @@ COSTLY = {
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that a comparison makes, in which other threads get their turn."""
     made: list[float] = []
-    monkeypatch.setattr(canonical_json.time, "sleep", made.append)
+    monkeypatch.setattr("oncekey.http.canonical_json.time.sleep", made.append)
     return made
 
 

@@ -243,8 +243,8 @@ def lowered_and_raised(
     standby.stop()
     store = place(adapters.store(primary.url(), guarantee_interval="1ms", **options))
     once = adapters.once(store, policy=Policy(require="at_most_once"))
-    changes: list[Event] = []
-    once.subscribe(lambda event: event.kind is EventKind.GUARANTEE and changes.append(event))
+    events: list[Event] = []
+    once.subscribe(events.append)
     ran: list[str] = []
 
     def attempt(key: str) -> None:
@@ -263,7 +263,7 @@ def lowered_and_raised(
     require_synchronous(primary)
     attempt("a")
     assert ran == ["before", "a"]
-    fell, rose = changes
+    fell, rose = (event for event in events if event.kind is EventKind.GUARANTEE)
     assert "an asynchronous standby is attached, 'standby' (127.0.0.1" in fell.reason
     assert rose.reason == once.guarantee.reason != fell.reason
     primary.configure({"synchronous_standby_names": ""})  # and cleared again

@@ -124,12 +124,13 @@ def test_the_event_of_a_lower_guarantee_names_the_replica(
     master: RedisServer, replica: RedisServer
 ) -> None:
     with closing(Once(f"{master.url()}?guarantee_interval=1ms")) as once:
-        changes: list[Event] = []
-        once.subscribe(lambda event: event.kind is EventKind.GUARANTEE and changes.append(event))
+        events: list[Event] = []
+        once.subscribe(events.append)
         once.run("op", "a", lambda attempt: 1)
         attach(master, replica)
         once.run("op", "b", lambda attempt: 1)
         once.run("op", "c", lambda attempt: 1)
+        changes = [event for event in events if event.kind is EventKind.GUARANTEE]
         assert f"'127.0.0.1:{replica.port}'" in changes[0].reason
         assert changes[-1].reason == once.guarantee.reason
 
