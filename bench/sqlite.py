@@ -140,7 +140,7 @@ def _unbatched(path: Path) -> Once:
     """oncekey with the coalescer taken out: every command is its own commit."""
     once = Once(f"sqlite:///{path}")
     once._runner._coalesce = False
-    once._runner._send = one_by_one(once._store.apply, once._runner._clock.now)
+    once._runner._send = one_by_one(once._store.apply, once._runner._clock.now, None)
     once._runner._shared._send = once._runner._send
     return once
 

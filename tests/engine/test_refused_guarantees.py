@@ -11,6 +11,8 @@ import pytest
 from tests.engine.test_lazy_stores import HOPED, POOR, EngineKind
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.events import Event, EventKind
+from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.policy import Policy
 from oncekey.testing.sync_facade import LoopThread
 
@@ -61,3 +63,20 @@ def test_a_caller_that_finds_the_store_too_weak_does_not_stop_those_after_it(
     store.learned = HOPED
     assert once.run("op", "k3", kind.body, retry_safe=True).value == 2
     assert kind.in_transaction(once)("op", "k4", kind.body).value == 3
+
+
+def test_event_of_a_changed_guarantee_says_why(kind: EngineKind) -> None:
+    """The level alone does not tell which replica it was."""
+    store = kind.store()
+    once = kind.once(store)
+    events: list[Event] = []
+    once.subscribe(events.append)
+    once.run("op", "a", kind.body)
+    lower = Guarantee(Level.BEST_EFFORT, "an asynchronous replica is attached, 'db-2' (10.0.0.2)")
+    store.guarantee = store.learned = lower
+    once.run("op", "b", kind.body)
+    store.guarantee = store.learned = HOPED
+    once.run("op", "c", kind.body)
+    changes = [event for event in events if event.kind is EventKind.GUARANTEE]
+    assert [event.reason for event in changes] == [lower.reason, HOPED.reason]
+    assert {event[1:4] for event in changes} == {("", "", "")}

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import gzip
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from oncekey.http import canonical_body
-from oncekey.http.canonical_body import ESCAPES_MAX, VALUES_MAX, TooLarge, canonical_bytes
+from oncekey.http.canonical_body import (
+    ESCAPES_MAX,
+    FORM_FIELDS_MAX,
+    VALUES_MAX,
+    TooLarge,
+    canonical_bytes,
+)
+from oncekey.http.canonical_json import PAUSE_SECONDS, SLICE_VALUES
 from oncekey.http.message import Request, headers_by_name
 from oncekey.http.request_body import Body
 from oncekey.http.request_fingerprint import fingerprint_bytes
@@ -29,7 +39,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return call
 
-    for name in ("_strict", "parse_qsl"):
+    for name in ("_strict", "_form_pairs"):
         monkeypatch.setattr(canonical_body, name, recorded(getattr(canonical_body, name)))
     return lengths
 
@@ -90,3 +100,95 @@ def test_text_that_never_ends_is_counted_in_one_pass() -> None:
     """Each of its quotes could be taken for the beginning of a text that reaches to the end."""
     for unended in (b'["' + b'\\",' * 60_000, b'["' + b',\\"' * 60_000 + b"\\"):
         assert canonical_bytes(Body(unended), JSON, "", (), None)[:1] == b"d"
+
+
+# --- slices ---------------------------------------------------------------------------------------
+
+COSTLY = {
+    "floats": array(b"1.5", VALUES_MAX),
+    "small-floats": array(b"0.00001" + b"0" * 40, VALUES_MAX),
+    "objects": array(b'{"a":1.5}', VALUES_MAX // 3),
+    "members": b"{" + b",".join(b'"%d":1.5' % n for n in range(VALUES_MAX - 1)) + b"}",
+    "texts": b"[1.5," + b",".join([b'"\\u0001"'] * (VALUES_MAX - 2)) + b"]",
+}
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that a comparison makes, in which other threads get their turn."""
+    made: list[float] = []
+    monkeypatch.setattr("oncekey.http.canonical_json.time.sleep", made.append)
+    return made
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_costly_comparison_pauses_after_every_slice(name: str, pauses: list[float]) -> None:
+    assert canonical_bytes(Body(COSTLY[name]), JSON, "", (), None)[:1] == b"j"
+    values = COSTLY[name].count(b",") + 1
+    assert len(pauses) >= values // SLICE_VALUES
+    assert set(pauses) == {PAUSE_SECONDS}
+
+
+@pytest.mark.parametrize(
+    "form", [b"a=" + b"%41" * ESCAPES_MAX, b"&".join([b"a=" + b"%41" * 30] * FORM_FIELDS_MAX)]
+)
+def test_costly_form_pauses_after_every_slice(form: bytes, pauses: list[float]) -> None:
+    assert canonical_bytes(Body(form), FORM, "", (), None)[:1] == b"f"
+    assert len(pauses) >= FORM_FIELDS_MAX // SLICE_VALUES
+
+
+def test_small_comparison_does_not_pause(pauses: list[float]) -> None:
+    assert canonical_bytes(Body(array(b"1.5", 20)), JSON, "", (), None)[:1] == b"j"
+    assert pauses == []
+
+
+# --- forms are read as the standard library reads them --------------------------------------------
+
+PIECES = [
+    "a",
+    "b=",
+    "=",
+    "&",
+    "%41",
+    "%C3%A9",
+    "%C3",
+    "%",
+    "%4",
+    "%zz",
+    "+",
+    "é",
+    "%2B",
+    "%26",
+    "\n",
+]
+
+
+@settings(max_examples=2_000, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+@example("")
+@example("a=" + "%41x" * 2_500 + "%C3" * 999 + "%A9")
+@example("a=" + "%C3%A9" * 1_500)
+def test_form_is_read_as_by_parse_qsl(text: str) -> None:
+    def standard() -> list[tuple[str, str]]:
+        return parse_qsl(
+            text,
+            keep_blank_values=True,
+            strict_parsing=bool(text),
+            errors="strict",
+            max_num_fields=FORM_FIELDS_MAX,
+        )
+
+    assert pairs_or_refused(lambda: canonical_body._form_pairs(text)) == pairs_or_refused(standard)
+
+
+def pairs_or_refused(read: Any) -> Any:
+    try:
+        return read()
+    except ValueError:
+        return None
+
+
+def test_form_with_too_many_fields_is_compared_byte_by_byte() -> None:
+    for number, form in ((FORM_FIELDS_MAX, b"f"), (FORM_FIELDS_MAX + 1, b"r")):
+        body = Body(b"&".join([b"a=1"] * number))
+        assert canonical_bytes(body, FORM, "", (), None)[:1] == form

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oncekey.http.canonical_body import _any_json, _json
+from oncekey.http.canonical_json import Slices, canonical_json
 from oncekey.http.plain_json import NOT_PLAIN, PLAIN_MAX_BYTES, encode_plain, parse_plain
 from oncekey.http.request_body import Body
 
@@ -98,6 +99,33 @@ def test_a_plain_document_needs_no_library(value: Any) -> None:
     parsed = parse_plain(b" " + data + b"\r\n")
     assert parsed == value
     assert encode_plain(parsed) == rfc8785.dumps(value)
+
+
+def canonical_or_refused(write: Any, value: Any) -> bytes | None:
+    try:
+        written: bytes = write(value)
+    except ValueError:
+        return None
+    return written
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(VALUES)
+@example([0.0, -0.0, 1.0, -1.0, 1e15, 1e16, 1e20, 1e21, 1e22, 1e-4, 1e-5, 1e-6, 1e-7, 5e-324])
+@example([123456789012345.67, -1e-7, 1.7976931348623157e308, 2**53 - 1, -(2**53) + 1])
+@example([2**53])
+@example(["\ud800"])
+@example({"\ud800": 1})
+@example({"\U00010000": 1, "\uffff": [{}, [], "", '\x00\x1f\x7f\u2028"\\/']})
+def test_writer_of_any_document_has_the_bytes_of_the_library(value: Any) -> None:
+    library = canonical_or_refused(rfc8785.dumps, value)
+    assert canonical_or_refused(lambda one: canonical_json(one, Slices()), value) == library
+
+
+@settings(max_examples=2_000, deadline=None)
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_writer_of_numbers_has_the_bytes_of_the_library(number: float) -> None:
+    assert canonical_json(number, Slices()) == rfc8785.dumps(number)
 
 
 NOT_PLAIN_DOCUMENTS = [

@@ -12,6 +12,7 @@ from structlog.testing import LogCapture
 from tests.support.log_records import Written, written_log
 
 from oncekey import Mismatch, Once, StoreUnavailable
+from oncekey.core.guarantees import Guarantee, Level
 from oncekey.metrics.structured_logs import LOGGER, StructuredLogs
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing import FaultyStore
@@ -46,6 +47,21 @@ def test_events_are_json_lines_without_key_or_body(log: Written) -> None:
     assert lines[1]["body"] >= 0
     assert SECRET_KEY not in log.text
     assert SECRET_BODY not in log.text
+
+
+def test_changed_guarantee_says_why_and_other_lines_have_no_reason(log: Written) -> None:
+    store = MemoryStore()
+    with Once(store) as once:
+        StructuredLogs(once)
+        once.run("charge", "a", lambda attempt: 1)
+        store.guarantee = Guarantee(Level.BEST_EFFORT, "a replica is attached, 'db-2'")
+        once.run("charge", "b", lambda attempt: 1)
+    reasons = {line["event"]: line.get("reason") for line in map(json.loads, log.lines)}
+    assert reasons == {
+        "oncekey.miss": None,
+        "oncekey.finished": None,
+        "oncekey.guarantee": "a replica is attached, 'db-2'",
+    }
 
 
 def test_structlog_gets_fields(log: Written) -> None:

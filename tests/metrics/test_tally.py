@@ -28,6 +28,13 @@ def test_events_are_summed_by_kind_operation_route_and_surface() -> None:
     assert sums.batches == [1, 3]
 
 
+def test_reasons_of_changed_guarantees_are_no_labels() -> None:
+    """They have names and times in them, so each would be a series of its own."""
+    change = Event(EventKind.GUARANTEE, "", "", "")
+    sums = sums_of([change._replace(reason=f"replica {number}") for number in range(50)], [])
+    assert [*sums.decisions.values()] == [50]
+
+
 def test_a_full_tally_is_handed_over_at_once() -> None:
     taken: list[Sums] = []
     tally = Tally(taken.append)

@@ -40,7 +40,8 @@ class EventKind(enum.StrEnum):
 
 class Event(NamedTuple):
     """One decision: its kind, of which operation and key (by tag), how long it took, and by which
-    surface and route the call came in."""
+    surface and route the call came in. `reason` says why a guarantee has changed, for people: it
+    names replicas and times, so it is no label of a metric."""
 
     kind: EventKind
     operation: str
@@ -54,3 +55,4 @@ class Event(NamedTuple):
     route: str = ""
     body_us: int = 0
     finish_us: int = 0
+    reason: str = ""

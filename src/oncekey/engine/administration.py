@@ -16,12 +16,13 @@ from oncekey.core import codec as codecs
 from oncekey.core.answer import HTTP_CODEC, encode_head
 from oncekey.core.codec import JSON, Codec
 from oncekey.core.commands import Done, Look, Resolve, Seen
-from oncekey.core.errors import ConfigurationError, KeyChanged, StoreUnavailable
+from oncekey.core.errors import ConfigurationError, KeyChanged, OncekeyError, StoreUnavailable
 from oncekey.core.move_marks import MARK_ID, check_alone, note_for_readers
 from oncekey.core.notes import NOTE_MAX_CHARS
 from oncekey.core.record import State
 from oncekey.core.search import NEWEST, PAGE_LIMIT_MAX, Cursor, Query
-from oncekey.core.store import AsyncStore, Store
+from oncekey.core.store import AsyncStore, Store, Unfinished
+from oncekey.engine.batch import no_answer, writes
 from oncekey.engine.key_list import FREED, Listing, checked_limit, checked_tag, listing_of
 from oncekey.engine.key_status import KeyStatus, status_of
 from oncekey.engine.store_stats import Stats, stats_of
@@ -40,28 +41,64 @@ class StoreCall(NamedTuple):
     method: str
     arguments: tuple[Any, ...] = ()
 
+    @property
+    def writes(self) -> bool:
+        """True if the store may be changed by this call."""
+        if self.method == "apply":
+            return any(map(writes, self.arguments[0]))
+        return self.method == "sweep"
+
 
 Plan = Generator[StoreCall, Any, T]
 
 
 def run_plan(store: Store, plan: Plan[T]) -> T:
+    """Drive a plan. Whatever the store raises, and whatever the plan makes of a reply that it
+    cannot read, becomes StoreUnavailable, unless it is an error of oncekey's own."""
+    call, wrote = None, False
     try:
         call = next(plan)
         while True:
+            wrote = wrote or call.writes
             call = plan.send(getattr(store, call.method)(*call.arguments))
     except StopIteration as stop:
         result: T = stop.value
         return result
+    except Exception as error:
+        if call is None or isinstance(error, OncekeyError):
+            raise  # without a call, it is about the caller's arguments
+        raise no_answer(error, ambiguous=wrote) from error
 
 
 async def run_plan_async(store: AsyncStore, plan: Plan[T]) -> T:
+    """The same for asyncio."""
+    call, wrote = None, False
     try:
         call = next(plan)
         while True:
+            wrote = wrote or call.writes
             call = plan.send(await getattr(store, call.method)(*call.arguments))
     except StopIteration as stop:
         result: T = stop.value
         return result
+    except Exception as error:
+        if call is None or isinstance(error, OncekeyError):
+            raise
+        raise no_answer(error, ambiguous=wrote) from error
+
+
+def sweep_store(limit: int) -> Plan[int]:
+    """Remove at most `limit` records that nothing needs any more."""
+    if not isinstance(limit, int):
+        raise ConfigurationError(f"limit={limit!r} must be a number of records")
+    removed: int = yield StoreCall("sweep", (limit,))
+    return removed
+
+
+def list_unfinished(after: int, limit: int) -> Plan[Unfinished]:
+    """Operations that were begun and have no outcome, for the completer."""
+    found: Unfinished = yield StoreCall("unfinished", (after, limit))
+    return found
 
 
 # --- reading ----------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ Must not know threads, event loops or stores.
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from oncekey.core.commands import Claim, Command, Look, Renew, Reply
 from oncekey.core.errors import OncekeyError, StoreUnavailable
@@ -24,6 +25,23 @@ _LIMITS_GROW = 16  # after this many good batches the limits are back at their m
 _NEVER = 2**62
 
 ReplyOrError = Reply | Exception
+
+# What Python raises for a reply that cannot be read: a column is missing, or NULL, or too short. In
+# a caller's transaction these alone are the store's fault. The rest is for the caller, above all
+# the errors of its driver, by which code that repeats transactions goes.
+UNREADABLE: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+_UNREADABLE_OR_DOWN: Final = (StoreUnavailable, *UNREADABLE)
+# A store that never waits has no driver either. The test kit's SimulatedCrash is none of these: it
+# is the end of the attempt's process, and no answer.
+_FAULTS_OF_IMMEDIATE_STORES: Final = (*_UNREADABLE_OR_DOWN, OSError, RuntimeError)
 
 # The store's reply to a command, or that it is unavailable, and when the command was sent.
 Sent = tuple[Reply | StoreUnavailable, int]
@@ -171,9 +189,36 @@ def unavailable(reply: ReplyOrError | None) -> Reply | StoreUnavailable:
     """A reply as it is; any error of the store as one of this kind."""
     assert reply is not None
     if isinstance(reply, Exception) and not isinstance(reply, StoreUnavailable):
-        if not isinstance(reply, OncekeyError):
-            _log.error("the store failed in a way that is no answer of a store", exc_info=reply)
-        lost = StoreUnavailable(f"the store raised {type(reply).__name__}: {reply}")
-        lost.__cause__ = reply
-        return lost
+        return no_answer(reply)
     return reply
+
+
+def faults_in(transaction: object) -> tuple[type[Exception], ...]:
+    """The errors by which the store is unavailable, in a caller's transaction or, if that is None,
+    where a store that never waits is called directly. All others are raised as they are."""
+    return _FAULTS_OF_IMMEDIATE_STORES if transaction is None else _UNREADABLE_OR_DOWN
+
+
+def not_answered(error: Exception, command: Command) -> StoreUnavailable:
+    """What a store has raised instead of its reply to one command. Raises like `answered`."""
+    if isinstance(error, StoreUnavailable):
+        return error
+    if isinstance(error, OncekeyError):
+        raise error
+    return no_answer(error, ambiguous=writes(command))
+
+
+def no_answer(error: Exception, *, ambiguous: bool = True) -> StoreUnavailable:
+    """The error for what the store's code or its driver's has raised."""
+    if not isinstance(error, OncekeyError):
+        _log.error("the store failed in a way that is no answer of a store", exc_info=error)
+    lost = StoreUnavailable(
+        f"the store raised {type(error).__name__}: {error}", ambiguous=ambiguous
+    )
+    lost.__cause__ = error
+    return lost
+
+
+def writes(command: Command) -> bool:
+    """True if the store may be changed by this command."""
+    return type(command) is not Look

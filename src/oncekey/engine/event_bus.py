@@ -114,7 +114,7 @@ class EventBus:
             finish_us = now - measured.ended_at
         fields = (
             kind, operation, scope, tag, fence, attempt, now - started_at, from_cache,
-            origin.surface, origin.route, body_us, finish_us,
+            origin.surface, origin.route, body_us, finish_us, "",
         )  # fmt: skip
         self.notify(from_fields(Event, fields))
 
@@ -128,7 +128,7 @@ class EventBus:
         fields = (
             kind, label if origin is FUNCTION else operation_of(label), claim.scope,
             claim.id[:TAG_BYTES].hex(), grant.fence, grant.attempt, now - started_at, False,
-            surface, route, 0, 0,
+            surface, route, 0, 0, "",
         )  # fmt: skip
         event = from_fields(Event, fields)
         if kind is EventKind.CLAIMED:
@@ -143,7 +143,7 @@ class EventBus:
         claimed = measured.claimed
         fields = (
             _FINISHED, *claimed[1:6], now - started_at, False, *claimed[8:10],
-            ended_at - measured.began_at, now - ended_at,
+            ended_at - measured.began_at, now - ended_at, "",
         )  # fmt: skip
         self._give(from_fields(Event, fields), self.subscribers)
 

@@ -48,7 +48,7 @@ class GuaranteeMonitor:
             current.level.label,
             current.reason,
         )
-        self._events.notify(Event(EventKind.GUARANTEE, "", "", ""))
+        self._events.notify(Event(EventKind.GUARANTEE, "", "", "", reason=current.reason))
 
 
 def refusal_of(

@@ -12,11 +12,15 @@ from oncekey.core.attempt_flow import Flow
 from oncekey.core.attempt_flow import attempt as attempt_flow
 from oncekey.core.commands import Command, Reply
 from oncekey.core.effects import Grant
-from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.events import EventKind
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import Outcomes
-from oncekey.engine.batch import Sent
+from oncekey.engine.batch import (
+    Sent,
+    faults_in,
+    not_answered,
+)
 from oncekey.engine.jobs import Job, JobFactory
 from oncekey.engine.observers import End
 from oncekey.engine.progress import Progress
@@ -68,15 +72,16 @@ def flow_of(job: Job) -> Flow:
     return attempt_flow(job.claim, policy.times, policy.recover is not None, job.arguments)
 
 
-def one_by_one(apply: Apply, now: Callable[[], int]) -> Callable[..., Sent]:
+def one_by_one(apply: Apply, now: Callable[[], int], transaction: object) -> Callable[..., Sent]:
     """Sends single commands to a store that never waits, or in the caller's transaction."""
+    faults = faults_in(transaction)
 
     def send(command: Command, deadline: int | None = None) -> Sent:
         sent_at = now()
         try:
             return apply((command,))[0], sent_at
-        except StoreUnavailable as error:
-            return error, sent_at
+        except faults as error:
+            return not_answered(error, command), sent_at
 
     return send
 

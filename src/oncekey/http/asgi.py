@@ -15,7 +15,6 @@ a run in buffered_run.py.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import time
@@ -35,6 +34,7 @@ from oncekey.http.asgi_messages import (
     send_unread,
 )
 from oncekey.http.buffered_run import AttemptRun
+from oncekey.http.comparison_queue import compare_in_turn
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -246,7 +246,7 @@ class GuardedRequest:
             return
         request = request_of(self._scope, self._headers, self._reader.body)
         if is_slow_to_compare(request):
-            arguments = await asyncio.to_thread(exchange.run_arguments, rule, key, caller, request)
+            arguments = await compare_in_turn(exchange, rule, key, caller, request)
         else:
             arguments = exchange.run_arguments(rule, key, caller, request)
         if isinstance(arguments, Response):

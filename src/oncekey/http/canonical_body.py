@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from hashlib import blake2b
 from typing import IO, Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 
+from oncekey.http.canonical_json import Slices, canonical_json
 from oncekey.http.missing_dependency import MissingDependency, needs
 from oncekey.http.plain_json import NOT_PLAIN, encode_plain, parse_plain
 from oncekey.http.request_body import Body
 
 with needs("http"):
     import multipart
-    import rfc8785
 
 if not hasattr(multipart, "MultipartError"):
     # python-multipart once had this module name too, and still has it where multipart is missing.
@@ -45,6 +45,7 @@ RAW_MAX_BYTES: Final = 64 * 1024  # longer bodies are compared by their digest
 _INFLATED_AT_ONCE: Final = 64 * 1024
 _PART_IN_MEMORY: Final = 64 * 1024
 FORM_FIELDS_MAX: Final = 1_000
+_SLICE_ESCAPES: Final = 1_000  # of a form; half a millisecond
 PARTS_MAX: Final = 128
 CODINGS_MAX: Final = 3
 GZIP_MEMBERS_MAX: Final = 16
@@ -210,12 +211,13 @@ def _any_json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
     if _has_too_many(escapes, ESCAPES_MAX, "escapes", ignore, only):
         return raw_bytes(body)
     try:
-        value = _strict(data.decode("utf-8"))
+        slices = Slices()
+        value = _strict(data.decode("utf-8"), slices)
         if only is not None and (selected := _selected(value, only)) is not None:
-            return b"o" + rfc8785.dumps(selected)
+            return b"o" + canonical_json(selected, slices)
         for path in ignore:
             _drop(value, path.split("."))
-        return b"j" + rfc8785.dumps(value)
+        return b"j" + canonical_json(value, slices)
     except (ValueError, ArithmeticError, RecursionError):  # a CanonicalizationError is a ValueError
         return raw_bytes(body)
 
@@ -259,10 +261,17 @@ def _refuse(text: str) -> Any:
     raise _NotStrictError(f"{text} is no JSON")
 
 
-# Made once, because making a decoder costs more than using it.
-_strict = json.JSONDecoder(
-    object_pairs_hook=_members, parse_float=_exact, parse_constant=_refuse
-).decode
+def _strict(text: str, slices: Slices) -> Any:
+    """The value of a JSON document, of which all parsers think the same."""
+
+    def exact(number: str) -> float:
+        slices.count()
+        return _exact(number)
+
+    decoder = json.JSONDecoder(
+        object_pairs_hook=_members, parse_float=exact, parse_constant=_refuse
+    )
+    return decoder.decode(text)
 
 
 def _selected(value: Any, only: Fields) -> list[Any] | None:
@@ -308,17 +317,40 @@ def _form(body: Body, ignore: Fields, only: Fields | None) -> bytes:
     if _has_too_many(data.count(b"%"), ESCAPES_MAX, "escapes", ignore, only):
         return raw_bytes(body)
     try:
-        pairs = parse_qsl(
-            data.decode("utf-8"),
-            keep_blank_values=True,
-            strict_parsing=body.size > 0,
-            errors="strict",
-            max_num_fields=FORM_FIELDS_MAX,
-        )
+        pairs = _form_pairs(data.decode("utf-8"))
     except ValueError:
         return raw_bytes(body)
     is_compared = _is_compared((name for name, _ in pairs), ignore, only)
     return b"f" + json.dumps([pair for pair in pairs if is_compared(pair[0])]).encode()
+
+
+def _form_pairs(text: str) -> list[tuple[str, str]]:
+    """The fields of a form: what parse_qsl gives if it is strict and keeps blank values."""
+    if not text:
+        return []
+    fields = text.split("&", FORM_FIELDS_MAX)
+    if len(fields) > FORM_FIELDS_MAX:
+        raise _NotStrictError("it has too many fields")
+    slices = Slices()
+    pairs = []
+    for field in fields:
+        name, equals, value = field.partition("=")
+        if not equals:
+            raise _NotStrictError("a field has no value")
+        slices.count()
+        pairs.append((_unescaped(name, slices), _unescaped(value, slices)))
+    return pairs
+
+
+def _unescaped(text: str, slices: Slices) -> str:
+    """A name or a value of a form, decoded in slices. Raises ValueError if it is no UTF-8."""
+    first, *rest = text.replace("+", " ").encode("utf-8").split(b"%")
+    decoded = [first]
+    for begin in range(0, len(rest), _SLICE_ESCAPES):
+        if begin:
+            slices.pause()
+        decoded.append(unquote_to_bytes(b"%" + b"%".join(rest[begin : begin + _SLICE_ESCAPES])))
+    return b"".join(decoded).decode("utf-8")
 
 
 def _multipart(body: Body, boundary: str, ignore: Fields, only: Fields | None) -> bytes:

@@ -161,6 +161,11 @@ class Exchange:
         detail = f"At most {most or rule.max_request} {unit} are accepted, decompressed too."
         return self.problem_response(problems.TOO_LARGE._replace(detail=detail))
 
+    def too_many_comparisons(self) -> Response:
+        """The caller has more requests in the queue for costly comparisons than it may."""
+        busy = problems.UNAVAILABLE._replace(detail=problems.TOO_MANY_COMPARISONS)
+        return self.problem_response(busy, retry_after=problems.RETRY_AFTER_DOWN_SECONDS)
+
     def unknown_caller(self) -> Response:
         """The caller is not known, so there is nobody whose keys could be looked at (I15)."""
         challenge = ((b"www-authenticate", self._challenge),) if self._challenge else ()

@@ -175,6 +175,10 @@ UNAVAILABLE = Problem(
     "Send the same request with the same key again.",
     True,
 )
+TOO_MANY_COMPARISONS: Final = (
+    "Too many of your large or compressed requests wait to be compared with earlier ones. Send "
+    "fewer at a time, and this one again with the same key."
+)
 ALL_PROBLEMS: Final = (
     INVALID,
     MISSING,

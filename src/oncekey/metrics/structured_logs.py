@@ -3,9 +3,9 @@
     StructuredLogs(once)                              # JSON lines to the logger "oncekey.events"
     StructuredLogs(once, structlog.get_logger())      # to structlog, with its processors
 
-A line has the event's name, operation, scope, tag, fence, attempt, surface, route and durations;
-never the key, a request or an answer. Rare events are warnings, limited as in the plain log; the
-usual ones are at DEBUG unless `usual` says otherwise.
+A line has the event's name, operation, scope, tag, fence, attempt, surface, route, durations and,
+of a changed guarantee, the reason; never the key, a request or an answer. Rare events are warnings,
+limited as in the plain log; the usual ones are at DEBUG unless `usual` says otherwise.
 """
 
 from __future__ import annotations
@@ -111,4 +111,6 @@ def fields_of(event: Event) -> dict[str, Any]:
         fields["from_cache"] = True
     if event.body_us or event.finish_us:
         fields |= {"body": event.body_us / 1_000_000, "finish": event.finish_us / 1_000_000}
+    if event.reason:
+        fields["reason"] = event.reason
     return fields

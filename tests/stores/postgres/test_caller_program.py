@@ -15,7 +15,7 @@ from tests.support.caller_connections import MUST_NOT_RUN, Body, Caller
 
 from oncekey import Terminal
 from oncekey.core.commands import Claim, Claimed, Done, Finish, Lost, Release
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.record import State
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.caller_connections.base import savepoint_sql
@@ -48,6 +48,14 @@ class DriverError(Exception):
     def __init__(self, sqlstate: str = "") -> None:
         super().__init__(sqlstate)
         self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize("rows", [[], [(None,)], [("",)], [("[]",)]], ids=repr)
+def test_claim_whose_row_is_missing_or_null_says_so(rows: list[tuple[Any, ...]]) -> None:
+    actions = CallerProgram(Options().program(), may_leave=True).apply(CLAIM, TransactionState.OPEN)
+    next(actions)
+    with pytest.raises(StoreUnavailable, match="reply to join cannot be read"):
+        actions.send(rows)
 
 
 def running_program() -> CallerProgram:

@@ -14,6 +14,7 @@ from tests.support.postgres_adapters import make_finish as finish_of
 from tests.support.postgres_stores import DATABASE, server
 
 from oncekey.core.commands import Claimed, Done, Lost, Mismatched, Release, Renew, Replay
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
 from oncekey.stores.postgres.options import Options
 
@@ -50,6 +51,30 @@ def test_claims_that_are_sent_at_once_after_a_pause_all_read_the_settings() -> N
     assert names == ["claim_one_and_settings"] * 2
     batches = [next(program.apply([make_claim(name), CLAIM])) for name in ("one", "two")]
     assert [True in batch.params for batch in batches] == [True, True]
+
+
+UNREADABLE: list[list[tuple[Any, ...]]] = [[], [()], [("",)], [("[]",)], [("7",)]]
+
+
+@pytest.mark.parametrize("rows", [*UNREADABLE, [(None,)]], ids=repr)
+def test_claim_whose_row_is_missing_or_null_says_so(rows: list[tuple[Any, ...]]) -> None:
+    program = Options().program()
+    program.watch.renew()
+    sent = program.apply([CLAIM])
+    next(sent)
+    with pytest.raises(StoreUnavailable, match="reply to claim_one cannot be read") as raised:
+        sent.send(rows)
+    assert raised.value.ambiguous
+    assert "oncekey migrate" in str(raised.value)
+
+
+@pytest.mark.parametrize("rows", [[], [()], [("",)], [("7",)]], ids=repr)
+def test_finish_whose_row_is_missing_or_no_json_says_so(rows: list[tuple[Any, ...]]) -> None:
+    sent = Options().program().apply([FINISH])
+    next(sent)
+    with pytest.raises(StoreUnavailable, match="reply to finish_one cannot be read") as raised:
+        sent.send(rows)
+    assert raised.value.ambiguous
 
 
 def replies_of(store: Any, name: str, companion: list[Any]) -> list[Any]:

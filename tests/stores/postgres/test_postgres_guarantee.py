@@ -25,7 +25,7 @@ from tests.support.servers import Postgres
 
 from oncekey.core.commands import Claimed, Done, Look
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
-from oncekey.core.events import EventKind
+from oncekey.core.events import Event, EventKind
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
 from oncekey.stores.move import AsyncDualStore, DualStore
@@ -243,8 +243,8 @@ def lowered_and_raised(
     standby.stop()
     store = place(adapters.store(primary.url(), guarantee_interval="1ms", **options))
     once = adapters.once(store, policy=Policy(require="at_most_once"))
-    heard: list[EventKind] = []
-    once.subscribe(lambda notice: heard.append(notice.kind))
+    events: list[Event] = []
+    once.subscribe(events.append)
     ran: list[str] = []
 
     def attempt(key: str) -> None:
@@ -263,7 +263,9 @@ def lowered_and_raised(
     require_synchronous(primary)
     attempt("a")
     assert ran == ["before", "a"]
-    assert heard.count(EventKind.GUARANTEE) == 2
+    fell, rose = (event for event in events if event.kind is EventKind.GUARANTEE)
+    assert "an asynchronous standby is attached, 'standby' (127.0.0.1" in fell.reason
+    assert rose.reason == once.guarantee.reason != fell.reason
     primary.configure({"synchronous_standby_names": ""})  # and cleared again
     with pytest.raises(StoreUnavailable, match="become best effort"):
         attempt("b")

@@ -24,6 +24,7 @@ from tests.support.servers.requirements import require
 
 from oncekey import Once
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.events import Event, EventKind
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
 from oncekey.stores.redis import AsyncRedisStore, RedisStore, inspect, store_base
@@ -117,6 +118,21 @@ def test_i4_a_replica_that_was_cut_off_still_lowers_the_guarantee(
     attach(master, replica)
     store.apply([make_claim("c")])
     assert store.guarantee.level is later_level(open_store, master) is Level.BEST_EFFORT
+
+
+def test_the_event_of_a_lower_guarantee_names_the_replica(
+    master: RedisServer, replica: RedisServer
+) -> None:
+    with closing(Once(f"{master.url()}?guarantee_interval=1ms")) as once:
+        events: list[Event] = []
+        once.subscribe(events.append)
+        once.run("op", "a", lambda attempt: 1)
+        attach(master, replica)
+        once.run("op", "b", lambda attempt: 1)
+        once.run("op", "c", lambda attempt: 1)
+        changes = [event for event in events if event.kind is EventKind.GUARANTEE]
+        assert f"'127.0.0.1:{replica.port}'" in changes[0].reason
+        assert changes[-1].reason == once.guarantee.reason
 
 
 def later_level(open_store: Opener, master: RedisServer, **options: Any) -> Level:

@@ -83,8 +83,9 @@ class AsyncDriver(RunnerBase):
             jobs, outcomes, coalesce=coalesce, max_in_flight=max_in_flight, connection=connection
         )
         self._apply = apply
-        self._at_once = send_at_once(apply, self._clock.now)
-        self._send_now = one_by_one(apply_at_once, self._clock.now) if apply_at_once else None
+        now = self._clock.now
+        self._at_once = send_at_once(apply, now, transaction)
+        self._send_now = one_by_one(apply_at_once, now, transaction) if apply_at_once else None
         self._transaction = transaction
         self.engine: Callable[[], object] = lambda: None
         self.reset()

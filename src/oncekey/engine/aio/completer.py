@@ -9,6 +9,7 @@ from functools import partial
 from oncekey.core.commands import Look, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import AsyncStore
+from oncekey.engine.administration import list_unfinished, run_plan_async
 from oncekey.engine.aio.periodic import drive
 from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.completer_base import (
@@ -64,7 +65,8 @@ class AsyncCompleter(CompleterBase):
 
     async def _perform(self, on_completion: OnCompletion, effect: Effect) -> object:
         if isinstance(effect, ListUnfinished):
-            return await self._store.unfinished(effect.after, effect.limit)
+            plan = list_unfinished(effect.after, effect.limit)
+            return await run_plan_async(self._store, plan)
         if isinstance(effect, ReadRecords):
             return await self._read(effect.ids)
         if isinstance(effect, ReadRecord):

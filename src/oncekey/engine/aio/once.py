@@ -17,6 +17,7 @@ from oncekey.core.move_marks import check_alone
 from oncekey.core.origin import Origin
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, AsyncStore, StoreLimits
+from oncekey.engine.administration import sweep_store
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.body import AsyncBody
 from oncekey.engine.aio.completer import AsyncCompleter
@@ -231,8 +232,7 @@ class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
 
     async def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
         """Remove at most `limit` records that nothing needs any more; how many were removed."""
-        await self._ready()
-        return await self._store.sweep(limit)
+        return await self._plan(sweep_store(limit))
 
     def operation(
         self,

@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from oncekey.core.commands import Claim, Command, Reply
 from oncekey.core.effects import CommandResult, Sleep
-from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.body import AsyncProgress
-from oncekey.engine.batch import Sent
+from oncekey.engine.batch import Sent, faults_in, not_answered
 from oncekey.engine.clock import Clock
 from oncekey.engine.duplicates import FOLLOWER_POLL_US, ClaimReply, Duplicates, Waiter
 from oncekey.engine.shared_claims_base import RunningAttempts, SharedClaimsBase
@@ -25,9 +24,12 @@ Send = Callable[..., Awaitable[Sent]]
 
 
 def send_at_once(
-    apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]], now: Callable[[], int]
+    apply: Callable[[Sequence[Command]], Awaitable[list[Reply]]],
+    now: Callable[[], int],
+    transaction: object,
 ) -> Send:
     """Sends single commands to a store that never waits, or in the caller's transaction."""
+    faults = faults_in(transaction)
 
     async def send(
         command: Command, interrupted: Callable[[], None], deadline: int | None = None
@@ -35,8 +37,8 @@ def send_at_once(
         sent_at = now()
         try:
             return (await apply((command,)))[0], sent_at
-        except StoreUnavailable as error:
-            return error, sent_at
+        except faults as error:
+            return not_answered(error, command), sent_at
 
     return send
 

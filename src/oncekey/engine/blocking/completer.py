@@ -11,6 +11,7 @@ from typing import Final
 from oncekey.core.commands import Look, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
+from oncekey.engine.administration import list_unfinished, run_plan
 from oncekey.engine.blocking.periodic import drive
 from oncekey.engine.blocking.runner import Runner
 from oncekey.engine.completer_base import (
@@ -66,7 +67,8 @@ class Completer(CompleterBase):
 
     def _perform(self, on_completion: OnCompletion, effect: Effect) -> object:
         if isinstance(effect, ListUnfinished):
-            return self._store.unfinished(effect.after, effect.limit)
+            plan = list_unfinished(effect.after, effect.limit)
+            return run_plan(self._store, plan)
         if isinstance(effect, ReadRecords):
             return self._read(effect.ids)
         if isinstance(effect, ReadRecord):

@@ -14,6 +14,7 @@ from oncekey.core.move_marks import check_alone
 from oncekey.core.origin import Origin
 from oncekey.core.policy import Policy, PolicyOptions
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store, StoreLimits
+from oncekey.engine.administration import sweep_store
 from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.completer import Completer
@@ -238,8 +239,7 @@ class Once(KeyAdmin, Operations):
 
     def sweep(self, limit: int = SWEEP_LIMIT_DEFAULT) -> int:
         """Remove at most `limit` records that nothing needs any more; how many were removed."""
-        self._ready()
-        return self._store.sweep(limit)
+        return self._plan(sweep_store(limit))
 
     def operation(
         self,

@@ -91,7 +91,7 @@ class Runner(RunnerBase):
         self._apply = apply
         self._transaction = transaction
         # Has the store apply one command; `deadline=` is that of the command's owner.
-        self._send = one_by_one(apply, self._clock.now)
+        self._send = one_by_one(apply, self._clock.now, transaction)
         self.reset()
 
     def reset(self) -> None:

@@ -6,7 +6,6 @@ request is in exchange.py, and what becomes of a run in buffered_run.py.
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -18,6 +17,7 @@ from oncekey.engine.context import enter as enter_body
 from oncekey.engine.results import Result
 from oncekey.http.asgi_messages import headers_of, request_of, send_response, send_unread
 from oncekey.http.buffered_run import HandlerRun
+from oncekey.http.comparison_queue import compare_in_turn
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
@@ -171,7 +171,7 @@ class RouteRequest:
             return
         request = request_of(self._scope, self._headers, reader.body)
         if is_slow_to_compare(request):
-            arguments = await asyncio.to_thread(exchange.run_arguments, rule, key, caller, request)
+            arguments = await compare_in_turn(exchange, rule, key, caller, request)
         else:
             arguments = exchange.run_arguments(rule, key, caller, request)
         if isinstance(arguments, Response):

@@ -24,6 +24,9 @@ CLAIM_TRANSACTION_ENDED: Final = "OK003"  # the transaction that claimed the key
 CLAIM_TOO_LATE: Final = "OK005"  # the claim arrived after its sender had stopped waiting
 POOLER_DETECTED: Final = "OK004"  # never sent by a server: libpq's message names a pooler's error
 
+# What Python raises for rows that are not what our statement returns.
+UNREADABLE: Final = (TypeError, LookupError, ValueError)
+
 # Our schema, one of its tables or one of its functions is missing.
 SCHEMA_MISSING: Final = frozenset(("3F000", "42P01", "42883"))
 
@@ -139,6 +142,15 @@ def translate_connect_error(error: BaseException) -> StoreUnavailable:
     if _reason(error):
         return StoreUnavailable(describe(error), ambiguous=False)
     return StoreUnavailable(f"{_UNREACHABLE} ({_first_line(error)})", ambiguous=False)
+
+
+def unreadable_reply(statement: str, error: Exception) -> StoreUnavailable:
+    """For rows that are not what oncekey's function returns: none, a NULL, another text."""
+    return StoreUnavailable(
+        f"PostgreSQL's reply to {statement} cannot be read ({type(error).__name__}: {error}); "
+        "whether it was applied is not known. If this stays, oncekey's functions were replaced or "
+        "are of another release: run `oncekey doctor` and `oncekey migrate`"
+    )
 
 
 def reply_timeout() -> NoReply:

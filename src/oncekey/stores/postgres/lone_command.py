@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from oncekey.core.commands import Claim, Claimed, Done, Finish
+from oncekey.stores.postgres.errors import UNREADABLE, unreadable_reply
 from oncekey.stores.postgres.rows import Row, row_of
 from oncekey.stores.postgres.statements import Statement, Statements
 from oncekey.stores.server_clock import ServerClock
@@ -36,7 +37,10 @@ def send_alone(
     id, owner, fence, state, body = command
     limits = (sender.now(), sender.lock_timeout, sender.guard)
     rows = yield Statement("finish_one", (*limits, id, owner, fence, state.value, body))
-    return Done() if rows[0][0] is None else row_of(rows[0][0])[1]
+    try:
+        return Done() if rows[0][0] is None else row_of(rows[0][0])[1]
+    except UNREADABLE as error:
+        raise unreadable_reply("finish_one", error) from error
 
 
 def _claim(sender: Sender, claim: Claim, not_after: int | None) -> Statements[Claimed | Row]:
@@ -44,7 +48,10 @@ def _claim(sender: Sender, claim: Claim, not_after: int | None) -> Statements[Cl
     limits = (sender.now(), not_after, sender.lock_timeout, sender.guard)
     sent = sender.server_clock.send_time()
     rows = yield Statement(name, (*limits, *claim[:10], claim.keep_unknown))
-    (at, _), row = row_of(rows[0][0])
+    try:
+        (at, _), row = row_of(rows[0][0])
+    except UNREADABLE as error:
+        raise unreadable_reply(name, error) from error
     sender.server_clock.observe(at, sent)
     if len(rows[0]) > 1:
         sender.watch.notify(rows[0][1])

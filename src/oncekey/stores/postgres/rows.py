@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from oncekey.core.commands import Claim, Finish, from_fields
 from oncekey.core.record import Record, State
+from oncekey.stores.postgres.errors import UNREADABLE, unreadable_reply
 from oncekey.stores.step_column import pack_steps, unpack_steps
 
 Row = Sequence[Any]
@@ -79,12 +80,15 @@ class Joined(NamedTuple):
 def joined_of(rows: Sequence[Row]) -> Joined:
     """The reply of the SQL function join_3: the clock reading, if the key is fresh and locked now,
     or what join_2 returns, as one JSON text."""
-    values, _ = _decode_json(rows[0][0])
-    if type(values) is int:
-        return from_fields(Joined, (values, 0, True, None, 0, None, None))
-    if values[3] is not None:
-        values[3] = stored_row_of((None, None, None, *_columns_of(values[3])))
-    return Joined(*values)
+    try:
+        values, _ = _decode_json(rows[0][0])
+        if type(values) is int:
+            return from_fields(Joined, (values, 0, True, None, 0, None, None))
+        if values[3] is not None:
+            values[3] = stored_row_of((None, None, None, *_columns_of(values[3])))
+        return Joined(*values)
+    except UNREADABLE as error:
+        raise unreadable_reply("join", error) from error
 
 
 def row_of(text: str) -> tuple[list[Any], Row]:
