@@ -22,13 +22,14 @@ class Seam:
     """The calls of one client, by labels such as `Channel.basic_ack`.
 
     labels   which were called, by phase; a test says which phase it is in
-    raised   the errors that calls failed with, the last one last
+    raised   the classes of the errors that calls failed with, the last one last. The errors
+             themselves would keep the clients alive that they came from.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.phase = ""
         self.labels: dict[str, set[str]] = defaultdict(set)
-        self.raised: list[BaseException] = []
+        self.raised: list[type[BaseException]] = []
         self._patch = patch
         self._lock = threading.Lock()
         self._errors: dict[str, deque[BaseException]] = defaultdict(deque)
@@ -50,8 +51,9 @@ class Seam:
             errors = self._errors[label]
             if not errors:
                 return None
-            self.raised.append(errors.popleft())
-            return self.raised[-1]
+            error = errors.popleft()
+            self.raised.append(type(error))
+            return error
 
     # --- what is watched --------------------------------------------------------------------------
 
@@ -80,21 +82,23 @@ class Seam:
         return found
 
     def _watched(self, method: Any, text: str, label: Label | None) -> Callable[..., Any]:
-        is_async = inspect.iscoroutinefunction(method)
-
         def watched(*args: Any, **kwargs: Any) -> Any:
             caller = sys._getframe(1).f_globals.get("__name__", "")
             if not caller.startswith("oncekey."):
                 return method(*args, **kwargs)
-            error = self._met(label(text, args) if label else text)
-            if error is None:
-                return method(*args, **kwargs)
-            if is_async:
-                return _raising(error)
-            raise error
+            name = label(text, args) if label else text
+            if inspect.iscoroutinefunction(method):
+                return self._awaited(name, method, args, kwargs)
+            error = self._met(name)
+            if error is not None:
+                raise error
+            return method(*args, **kwargs)
 
         return watched
 
-
-async def _raising(error: BaseException) -> None:
-    raise error
+    async def _awaited(self, name: str, method: Any, args: Any, kwargs: Any) -> Any:
+        """Call an async method. A call that is cancelled before it begins has not failed."""
+        error = self._met(name)
+        if error is not None:
+            raise error
+        return await method(*args, **kwargs)

@@ -168,7 +168,7 @@ def fail_with_all(run: FaultedConsumer, kind: str, errors: list[BaseException]) 
         run.release.set()
         if run.has_begun:
             run.check_refusal()
-            refused.add(type(run.seam.raised[-1]).__name__)
+            refused.add(run.seam.raised[-1].__name__)
         run.start("again")
         if kind == "extend":
             run.send("held")
