@@ -396,3 +396,89 @@ def test_doctor_tells_which_responses_wait_for_background_tasks(
     found = by_check(check(app))["app.late-commits"]
     assert found.severity is (Severity.INFO if scope == "request" else Severity.OK)
     assert scope == "function" or "/charges" in found.what
+
+
+# --- commits of Flask and Django ------------------------------------------------------------------
+
+
+@pytest.fixture
+def flask_shop(url: str) -> Iterator[Any]:
+    app = Flask("shop")
+    with Once(url, policy=REQUIRING) as once:
+        FlaskIdempotency(app, once=once, caller=lambda: flask_request.headers["x-account"])
+
+        @app.post("/charges")
+        @idempotent()
+        def charge() -> str:
+            return ""
+
+        yield app
+
+
+def test_doctor_knows_that_a_guarded_route_of_flask_calls_its_hooks_first(
+    flask_shop: Any, check: Check
+) -> None:
+    @flask_shop.after_request
+    def commit_orders(response: Any) -> Any:
+        flask_request.session.commit()  # type: ignore[attr-defined]
+        return response
+
+    found = by_check(check(flask_shop))["app.late-commits"]
+    assert found.severity is Severity.OK
+    assert "commit_orders" in found.what
+
+
+@pytest.mark.parametrize("hook", ["teardown_request", "teardown_appcontext"])
+def test_doctor_tells_of_a_teardown_function_that_commits(
+    flask_shop: Any, check: Check, hook: str
+) -> None:
+    """After a response that is longer than its limit it is called by Flask, too late."""
+
+    def end_session(error: Any) -> None:
+        flask_request.session.commit()  # type: ignore[attr-defined]
+
+    getattr(flask_shop, hook)(end_session)
+    found = by_check(check(flask_shop))["app.late-commits"]
+    assert found.severity is Severity.INFO
+    assert "end_session" in found.what
+
+
+@pytest.mark.parametrize("is_class", [False, True])
+def test_doctor_names_a_wsgi_middleware_around_guarded_routes_that_commits(
+    flask_shop: Any, check: Check, is_class: bool
+) -> None:
+    class CommitLate:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        def __call__(self, environ: Any, start_response: Any) -> Any:
+            answer = self.app(environ, start_response)
+            environ["session"].commit()
+            return answer
+
+    def commit_late(inner: Any) -> Any:
+        def commit_after(environ: Any, start_response: Any) -> Any:
+            answer = inner(environ, start_response)
+            environ["session"].commit()
+            return answer
+
+        return commit_after
+
+    flask_shop.wsgi_app = (CommitLate if is_class else commit_late)(flask_shop.wsgi_app)
+    found = by_check(check(flask_shop))["app.late-commits"]
+    assert found.severity is Severity.WARNING
+    assert ("CommitLate" if is_class else "commit_after") in found.what
+
+
+def test_doctor_names_nothing_in_a_flask_app_that_commits_in_its_views(
+    flask_shop: Any, check: Check
+) -> None:
+    class Plain:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        def __call__(self, environ: Any, start_response: Any) -> Any:
+            return self.app(environ, start_response)
+
+    flask_shop.wsgi_app = Plain(flask_shop.wsgi_app)
+    assert by_check(check(flask_shop))["app.late-commits"].severity is Severity.OK
