@@ -418,7 +418,7 @@ def flask_shop(url: str) -> Iterator[Any]:
 def test_doctor_knows_that_a_guarded_route_of_flask_calls_its_hooks_first(
     flask_shop: Any, check: Check
 ) -> None:
-    @flask_shop.after_request
+    @flask_shop.after_request  # type: ignore[untyped-decorator]
     def commit_orders(response: Any) -> Any:
         flask_request.session.commit()  # type: ignore[attr-defined]
         return response
