@@ -152,7 +152,6 @@ def _watch_aiokafka(seam: Seam) -> None:
     for cls in (aiokafka.AIOKafkaConsumer, aiokafka.AIOKafkaProducer):
         seam.watch_class(cls)
     seam.watch_class(aiokafka.admin.AIOKafkaAdminClient)
-    seam.watch_class(aiokafka.AIOKafkaClient)
 
 
 def confluent_case(patch: pytest.MonkeyPatch) -> FaultCase:

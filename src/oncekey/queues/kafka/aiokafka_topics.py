@@ -8,6 +8,7 @@ types, and sends it by its `AIOKafkaClient`, which agrees with each broker on a 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,10 +31,11 @@ from aiokafka.protocol.types import (
 )
 
 from oncekey.queues.broker import BrokerUnavailable
-from oncekey.queues.broker_faults import is_fault
+from oncekey.queues.broker_faults import is_fault, reason_of
 from oncekey.queues.kafka.aiokafka_values import connection_options, unavailable
 from oncekey.queues.kafka.kafka_settings import missing_topics, topic_patience
 
+_log = logging.getLogger("oncekey")
 _PAUSE_S: Final = 0.1
 _METADATA: Final = 3  # Kafka's number of the request
 _WITH_IDS: Final = 10  # the first version of it whose answer has topic ids
@@ -166,8 +168,14 @@ class AiokafkaIds:
 
     async def close(self) -> None:
         client, self._client = self._client, None
-        if client is not None:
+        if client is None:
+            return
+        try:
             await client.close()
+        except Exception as error:
+            if not is_fault(error):
+                raise
+            _log.warning("a client of Kafka did not close: %s", reason_of(error))
 
 
 def _id_of(topic: tuple[Any, ...] | None) -> str | None:
