@@ -16,6 +16,7 @@ from examples.broken.rerun_on_204 import RerunOn204
 from examples.broken.rerun_on_large import RerunOnLarge
 from examples.broken.stale_reset import StaleReset
 from examples.broken.status_lost import StatusLost
+from examples.broken.success_without_effect import SuccessWithoutEffect
 from examples.broken.unscoped import Unscoped
 
 FAULTS: dict[str, type[Guard]] = {
@@ -33,6 +34,7 @@ FAULTS: dict[str, type[Guard]] = {
     "status-lost": StatusLost,
     "cookies-replayed": CookiesReplayed,
     "header-lines-joined": HeaderLinesJoined,
+    "success-without-effect": SuccessWithoutEffect,
 }
 SERVERS: dict[str, type[Guard]] = {"correct": Guard, **FAULTS}
 

@@ -95,6 +95,9 @@ class Claim:
 class Guard:
     """Runs an operation once per caller and key, and answers each retry with the same response."""
 
+    # Whether the operation's own commit comes after its response is stored.
+    is_inside_the_transaction: ClassVar[bool] = False
+
     def __init__(
         self, now: Callable[[], float] = time.monotonic, keep_seconds: float = KEEP_SECONDS
     ) -> None:

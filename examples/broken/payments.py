@@ -77,12 +77,18 @@ class Shop:
         self._sets_cookies = sets_cookies
         self.effects: Counter[str] = Counter()
 
-    async def move_money(self, kind: str, asked: Payment) -> Response:
+    async def move_money(
+        self, kind: str, asked: Payment, *, commits_later: bool = False
+    ) -> Response:
+        """Move money and return the receipt. Who `commits_later` has the receipt before the money
+        moves; what breaks then is rolled back, and the receipt is out."""
         self.effects[asked.order] += 1  # from here on the money may have moved
         await self._sleep(PROVIDER_SECONDS + asked.seconds)
         if asked.provider == "declines":
             return JSONResponse({"error": "the card was declined"}, 402)
-        if asked.provider == "breaks":
+        if asked.provider == "breaks" and commits_later:
+            self.effects[asked.order] -= 1
+        elif asked.provider == "breaks":
             return JSONResponse({"error": "the provider did not answer"}, 502)
         if asked.receipt == "none":
             return Response(status_code=204)
@@ -107,15 +113,20 @@ def account_of(request: Request) -> str | None:
 def payments_api(guard: Guard, shop: Shop | None = None) -> FastAPI:
     """The API behind a guard."""
     shop = shop or Shop()
+    late = guard.is_inside_the_transaction
     app = FastAPI(title="Payments", docs_url=None, redoc_url=None)
 
     @app.post("/payments", status_code=201, openapi_extra=_KEYED)
     async def pay(request: Request, asked: Payment) -> Response:
-        return await guard.respond(request, account_of, lambda: shop.move_money("payment", asked))
+        return await guard.respond(
+            request, account_of, lambda: shop.move_money("payment", asked, commits_later=late)
+        )
 
     @app.post("/refunds", status_code=201, openapi_extra=_KEYED)
     async def refund(request: Request, asked: Payment) -> Response:
-        return await guard.respond(request, account_of, lambda: shop.move_money("refund", asked))
+        return await guard.respond(
+            request, account_of, lambda: shop.move_money("refund", asked, commits_later=late)
+        )
 
     @app.get("/effects")
     async def effects(order: str) -> dict[str, int]:

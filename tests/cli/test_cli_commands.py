@@ -264,6 +264,8 @@ def test_show_prints_steps_and_past_generations(here: Command, url: str, tmp_pat
     assert (pay["done"], pay["value"]) == (True, {"id": "ch_1", "status": "paid"})
     assert mail["value"] == "x" * 1_000
     assert (ship["done"], ship["value"], ship["intent"][:4]) == (False, None, "ok1-")
+    assert ship["quoted_intent"] == f'"{ship["intent"]}"', "as a client that quotes keys sends it"
+    assert (pay["intent"], pay["quoted_intent"]) == (None, None)
     text = here(*look).out
     assert text.index('"again"') < text.index("past generation")
     assert '"ä"' in text

@@ -29,7 +29,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues import AsyncConsumer, AsyncMemoryBroker, Consumer, Kind, MemoryBroker, consume
 from oncekey.queues.broker_identity import are_same, identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
-from oncekey.queues.kafka.aiokafka_values import ask
+from oncekey.queues.kafka.aiokafka_topics import ask
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.rabbit_facts import parse_cluster
 from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings

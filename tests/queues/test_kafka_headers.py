@@ -26,7 +26,7 @@ from oncekey import AsyncOnce, Once, Policy, Terminal
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Kind
-from oncekey.queues.kafka import AsyncKafkaConsumer, confluent_redrive
+from oncekey.queues.kafka import AsyncKafkaConsumer, aiokafka_topics, confluent_redrive
 from oncekey.queues.kafka.kafka_records import DUE_HEADER, RECEIVED_HEADER
 from oncekey.queues.queue_message import Message
 
@@ -244,8 +244,12 @@ def test_a_retry_keeps_its_time_and_its_count_in_the_retry_topic(
 
 
 @pytest.mark.parametrize("kind", [SyncConsumers, AsyncConsumers])
-def test_a_delivery_key_is_refused_where_the_topic_has_no_identity(kind: Any) -> None:
-    """The mock tells no topic ids to confluent-kafka; aiokafka never asks for them."""
+def test_a_delivery_key_is_refused_where_the_topic_has_no_identity(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mock tells no topic ids to confluent-kafka. On aiokafka it is asked by a version of the
+    request that it does not have, as a broker before Kafka 2.8 would be."""
+    monkeypatch.setattr(aiokafka_topics._AskTopics, "API_VERSION", 99)
     consumers = kind(new_topic(kafka_mock().client))
     refused = pytest.raises(ConfigurationError, match="key='delivery'")
     with refused, consumers.running(print, key="delivery") as consumer:

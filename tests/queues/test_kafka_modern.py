@@ -7,30 +7,28 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, consumer_of, running, wait_for
+from tests.queues.kafka_clients import CLIENTS
+from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, wait_for
 from tests.support.kafka_servers import modern_kafka
 from tests.support.servers import processes, require
 from tests.support.servers.kraft_server import SOON_BACK, KraftServer
 
-from oncekey import Once, Policy
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.kafka import KafkaConsumer, confluent_member
-from oncekey.queues.kafka.aiokafka_values import ask
+from oncekey.queues.kafka import aiokafka_broker, confluent_member
+from oncekey.queues.kafka.aiokafka_topics import ask
 from oncekey.queues.kafka.confluent_topics import ConfluentTopics
 from oncekey.queues.queue_message import Message
-from oncekey.stores.memory import MemoryStore
-from oncekey.testing import FakeClock
 
 
-@pytest.fixture
-def once() -> Iterator[Once]:
-    """Its store's clock stands still, so that no lease ends."""
-    with Once(MemoryStore(clock=FakeClock().wall), policy=Policy(lease="2s")) as opened:
-        yield opened
+@pytest.fixture(params=CLIENTS)
+def clients(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = CLIENTS[request.param]()
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -51,10 +49,10 @@ class CreatedAgain:
     OLD = ("old-1", "old-2", "old-3")
     NEW = tuple(f"new-{number}" for number in range(6))
 
-    def __init__(self, topic: Topic, once: Once) -> None:
+    def __init__(self, topic: Topic, clients: Any) -> None:
         self.topic = topic
-        self.once = once
         self.seen: list[object] = []
+        self._clients = clients
         self._go_on = threading.Event()
 
     def handle(self, message: Message) -> None:
@@ -62,23 +60,24 @@ class CreatedAgain:
         if self.seen[-1] == self.OLD[-1]:
             assert self._go_on.wait(SECONDS)
 
-    def consumer(self, **options: Any) -> KafkaConsumer:
+    @contextmanager
+    def running(self, **options: Any) -> Iterator[Any]:
         # Nobody asks for the topics again unless something makes it.
         config = {**self.topic.config, "topic.metadata.refresh.interval.ms": 300_000}
-        return consumer_of(
-            self.topic, self.once, self.handle, config=config, concurrency=1, **options
-        )
+        given = {"config": config, "concurrency": 1, **options}
+        consumer = self._clients.consumer(self.topic, self.handle, **given)
+        with self._clients.running(consumer):
+            yield consumer
 
-    def create_again(self, consumer: KafkaConsumer) -> None:
+    def create_again(self, consumer: Any) -> None:
         self.topic.send(*self.OLD)
-        broker: Any = consumer.broker
         wait_for(lambda: self.seen == list(self.OLD), "the old ones are with the handler")
-        client = broker._member._consumer
-        client.pause(client.assignment())
+        wait_for(lambda: self.topic.committed()[0] == len(self.OLD) - 1, "nothing is to commit")
+        self._clients.stop_fetching(consumer)
         modern_kafka().delete_topic(self.topic.name)
         self.topic.recreate()
         self.topic.send(*self.NEW)
-        client.resume(client.assignment())
+        self._clients.fetch_again(consumer)
         self._go_on.set()
 
     def check_all_were_handled(self) -> None:
@@ -89,14 +88,15 @@ class CreatedAgain:
 
 
 @pytest.fixture
-def again(topic: Topic, once: Once, monkeypatch: pytest.MonkeyPatch) -> CreatedAgain:
-    monkeypatch.setattr(confluent_member, "CHECK_EVERY_S", 0.1)
-    return CreatedAgain(topic, once)
+def again(topic: Topic, clients: Any, monkeypatch: pytest.MonkeyPatch) -> CreatedAgain:
+    for module in (confluent_member, aiokafka_broker):
+        monkeypatch.setattr(module, "CHECK_EVERY_S", 0.1, raising=False)
+    return CreatedAgain(topic, clients)
 
 
 def test_i4_no_message_of_a_topic_that_is_created_again_is_skipped(again: CreatedAgain) -> None:
     """The client goes on at the offset of the old topic, which the new one has grown past."""
-    with running(again.consumer()) as consumer:
+    with again.running() as consumer:
         again.create_again(consumer)
         again.check_all_were_handled()
 
@@ -107,10 +107,10 @@ def test_i1_i4_delivery_keys_of_a_topic_that_is_created_again_are_new_ones(
     """The messages of the new topic have the offsets of old ones, which are done."""
     options = {"key": "delivery", "request": None}
     ended = pytest.raises(ConfigurationError, match="was created again")
-    with ended, running(again.consumer(**options)) as consumer:
+    with ended, again.running(**options) as consumer:
         again.create_again(consumer)
         wait_for(lambda: not consumer._is_running, "the consumer ends")
-    with running(again.consumer(**options)):
+    with again.running(**options):
         again.check_all_were_handled()
 
 
@@ -147,24 +147,32 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     # A static member that leaves is missed only when its session is over.
     "static": {"group.instance.id": "member", "session.timeout.ms": 2_000},
     "consumer": NEW_GROUP,
+    "classic": {},
 }
+CASES = [
+    *(("confluent", protocol) for protocol in ("cooperative", "static", "consumer")),
+    *(("aiokafka", protocol) for protocol in ("classic", "static")),  # it has no other
+]
 
 
 class Members:
     """Consumers of one group, whose handlers note the orders."""
 
-    def __init__(self, topic: Topic, once: Once) -> None:
+    def __init__(self, topic: Topic, clients: Any) -> None:
         self.topic = topic
         self.seen: list[object] = []
-        self._once = once
+        self._clients = clients
         self._numbers = itertools.count()
         self._sent = 0
 
-    def member(self) -> KafkaConsumer:
+    def member(self) -> Any:
         config, number = self.topic.config, next(self._numbers)
         if "group.instance.id" in config:
             config["group.instance.id"] += f"-{number}"
-        return consumer_of(self.topic, self._once, self._handle, config=config)
+        return self._clients.consumer(self.topic, self._handle, config=config)
+
+    def running(self, member: Any) -> Any:
+        return self._clients.running(member)
 
     def _handle(self, message: Message) -> None:
         self.seen.append(message.json()["order"])
@@ -179,19 +187,19 @@ class Members:
         assert sorted(map(int, map(str, self.seen))) == list(range(self._sent)), "each once"
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(("clients", "protocol"), CASES, indirect=["clients"])
 def test_i1_i4_members_come_and_go_and_partitions_are_added_under_load(
-    once: Once, protocol: str
+    clients: Any, protocol: str
 ) -> None:
     topic = Topic(modern_kafka().client, options=PROTOCOLS[protocol])
-    members = Members(topic, once)
+    members = Members(topic, clients)
     first, second = members.member(), members.member()
     more = topic.partitions + 1
     with ExitStack() as stack:
-        with running(first):
+        with members.running(first):
             members.send(topic.partitions)
             wait_for(lambda: bool(members.seen), "the first has begun")
-            stack.enter_context(running(second))
+            stack.enter_context(members.running(second))
             broker: Any = second.broker
             members.send(topic.partitions)
             wait_for(lambda: bool(broker._work.partitions), "the second has a partition")
@@ -206,13 +214,13 @@ def test_i1_i4_members_come_and_go_and_partitions_are_added_under_load(
 
 @pytest.mark.soak  # it starts a broker of its own twice
 def test_i1_i4_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing(
-    once: Once,
+    clients: Any,
 ) -> None:
     """The consumer goes on by itself, where the group has committed."""
     with require(lambda: KraftServer(settings=SOON_BACK)) as kafka:
         topic = Topic(kafka.client)
-        members = Members(topic, once)
-        with running(members.member()):
+        members = Members(topic, clients)
+        with members.running(members.member()):
             members.send(topic.partitions)
             members.check_all_were_handled()
             kafka.kill()

@@ -39,6 +39,7 @@ BROKEN: dict[str, Guarantee] = {
     "status-lost": Guarantee.REPLAY_FIDELITY,
     "cookies-replayed": Guarantee.REPLAY_FIDELITY,
     "header-lines-joined": Guarantee.KEY_SYNTAX,
+    "success-without-effect": Guarantee.SERVER_ERRORS,
 }
 # The demo has neither an empty nor a large response, and keeps keys for an hour.
 UNSEEN_ON_DEMO = {Guarantee.EXPIRY, Guarantee.NO_CONTENT, Guarantee.LARGE_RESPONSE}

@@ -29,9 +29,11 @@ _EXPIRED = "expired: the next call runs again"
 
 
 def status_data(status: KeyStatus, *, bodies: bool) -> dict[str, Any]:
-    """Everything about a key, for --json; `notes` has the lines of the note."""
+    """Everything about a key, for --json; `notes` has the lines of the note. A step that did not
+    end has its child key in both forms, since a provider has the one that its client sent."""
     shown = status if bodies else redacted_status(status)
-    return {**dataclasses.asdict(shown), "notes": lines(status.note)}
+    steps = [{**dataclasses.asdict(one), "quoted_intent": one.quoted_intent} for one in shown.steps]
+    return {**dataclasses.asdict(shown), "steps": steps, "notes": lines(status.note)}
 
 
 def key_rows(status: KeyStatus, *, bodies: bool) -> dict[str, str]:

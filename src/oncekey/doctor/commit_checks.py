@@ -1,16 +1,18 @@
 """The check of where an app commits: inside of the guarded part of a request, or after it.
 
 An outcome waits for the exits of FastAPI's dependencies and for Flask's hooks. It cannot wait for a
-middleware around the guard, which sees the response when the outcome is stored. Nothing is called:
-a middleware is judged by the names in its code.
+middleware around the guard, which sees the response when the outcome is stored, nor for the end of
+a transaction of Django around it. Nothing is called: a function is judged by the names in its code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from typing import Any, Final
 
 from oncekey.engine.function_code import mentions_commit
+from oncekey.http.guarded_views import guarded_views_in
 from oncekey.http.route_table import layers_of
 from oncekey.stores.checkup import Check, Finding
 
@@ -19,12 +21,19 @@ COMMITS: Final = Check(
     "whether the app commits after the outcome of a request is stored",
     "if that commit fails, retries get a success for rows that do not exist",
     "commit in the handler or in a dependency that yields, or put IdempotencyMiddleware (install) "
-    "outside of the middleware that commits",
+    "outside of the middleware that commits; in Django put @idempotent above @transaction.atomic",
 )
 
 
 def commit_findings(app: Any, routes: list[Any]) -> Iterator[Finding]:
-    """What is known about the commits of a Starlette or FastAPI app, and of its guarded routes."""
+    """What is known about the commits of an app, and of its guarded routes."""
+    if type(app).__module__.startswith("django.core.handlers"):
+        yield _django_finding()
+        return
+    flask = next((one for one in layers_of(app) if hasattr(one, "teardown_appcontext_funcs")), None)
+    if flask is not None:
+        yield _flask_finding(app, flask, routes)
+        return
     outside = [_name(one) for one in _outer_middlewares(app, routes) if _commits(one)]
     if outside:
         yield COMMITS.warning(f"a middleware outside of the guard commits: {', '.join(outside)}")
@@ -79,3 +88,82 @@ def _tree(dependant: Any) -> Iterator[Any]:
     yield dependant
     for each in dependant.dependencies:
         yield from _tree(each)
+
+
+# --- Flask ----------------------------------------------------------------------------------------
+
+
+def _flask_finding(app: Any, flask: Any, routes: list[Any]) -> Finding:
+    """A guard of routes calls the app's hooks before it stores the outcome. It cannot do so for the
+    teardown of a response that is not read to its end, nor for a WSGI middleware."""
+    is_by_route = any(True for route in routes for _ in guarded_views_in(route.view))
+    outside = [_qualified(one) for one in _outer_layers(app, flask, is_by_route) if _calls(one)]
+    if outside:
+        return COMMITS.warning(f"a middleware outside of the guard commits: {', '.join(outside)}")
+    torn_down = _committing(
+        [*_hooks(flask.teardown_request_funcs), *flask.teardown_appcontext_funcs]
+    )
+    if is_by_route and torn_down:
+        return COMMITS.info(
+            "teardown functions commit before the outcome is stored, but after it where a response "
+            f"is longer than max_bytes: {', '.join(torn_down)}",
+            "commit in the view or in an after_request function if responses are long",
+        )
+    hooks = [*torn_down, *_committing(_hooks(flask.after_request_funcs))]
+    if hooks:
+        return COMMITS.ok(f"the guard calls what commits first: {', '.join(hooks)}")
+    return COMMITS.ok("nothing is known that does")
+
+
+def _outer_layers(app: Any, flask: Any, is_by_route: bool) -> Iterator[Any]:
+    """The WSGI middlewares outside of the guard: around guarded routes all, else those before
+    ours."""
+    for layer in layers_of(app):
+        if type(layer).__module__.partition(".")[0] == "oncekey":
+            if not is_by_route:
+                return
+        elif layer is not flask:
+            yield layer
+
+
+def _calls(layer: Any) -> bool:
+    return mentions_commit(layer) or mentions_commit(vars(type(layer)).get("__call__"))
+
+
+def _hooks(by_blueprint: Any) -> Iterator[Any]:
+    for functions in by_blueprint.values():
+        yield from functions
+
+
+def _committing(functions: Iterable[Callable[..., Any]]) -> list[str]:
+    return [_qualified(one) for one in functions if mentions_commit(one)]
+
+
+def _qualified(one: Any) -> str:
+    return str(getattr(one, "__qualname__", None) or type(one).__qualname__)
+
+
+# --- Django ---------------------------------------------------------------------------------------
+
+
+def _django_finding() -> Finding:
+    """The transactions around guarded views, and the middlewares outside of the guard."""
+    project = import_module("oncekey.http.django.outer_transactions")
+    late = project.late_transactions()
+    if late:
+        return COMMITS.broken("; ".join(late))
+    outside = [name for name in project.outer_middlewares() if _middleware_commits(name)]
+    if outside:
+        return COMMITS.warning(f"a middleware outside of the guard commits: {', '.join(outside)}")
+    return COMMITS.ok("nothing is known that does")
+
+
+def _middleware_commits(name: str) -> bool:
+    """Whether a middleware of Django, a class or a function that makes one, names a commit. Those
+    of Django itself and ours open no transaction around a request."""
+    module, _, attribute = name.rpartition(".")
+    if module.partition(".")[0] in ("django", "oncekey"):
+        return False
+    made = getattr(import_module(module), attribute, None)
+    names = ("__call__", "__acall__", "process_request", "process_response", "process_view")
+    return mentions_commit(made) or any(mentions_commit(getattr(made, one, None)) for one in names)

@@ -29,9 +29,13 @@ UNSERVED: Final = ("refuse", "allow")
 class GuardedView:
     """The record of one decorated function, an attribute of the decorated form."""
 
-    def __init__(self, function: Callable[..., Any], rule: Rule) -> None:
+    def __init__(
+        self, function: Callable[..., Any], rule: Rule, database: str | None = None
+    ) -> None:
+        """`database` is the alias of the one whose transaction the guard opens itself, if any."""
         self.function = function
         self.rule = rule
+        self.database = database
         self.is_served = False  # by a route of any app of this process
 
 
@@ -72,13 +76,19 @@ class GuardedViews:
         GuardedViews.known.add(self)
         self.version = 0  # grows with each function, so that a check knows when to run again
 
-    def add(self, guarded: Any, function: Callable[..., Any], rule: Rule) -> None:
+    def add(
+        self,
+        guarded: Any,
+        function: Callable[..., Any],
+        rule: Rule,
+        database: str | None = None,
+    ) -> None:
         """Record `guarded`, which a decorator made of `function`."""
         if isinstance(function, type):
             raise ConfigurationError(
                 f"{function.__qualname__} is a class; guard its methods, or the view made of it"
             )
-        view = GuardedView(function, rule)
+        view = GuardedView(function, rule, database)
         setattr(guarded, GUARDED_VIEW_ATTRIBUTE, view)
         if isinstance(function, functools.partial) or not rule.guarded:
             return  # Django's method_decorator makes a partial for each request
@@ -131,7 +141,7 @@ class GuardedViews:
         others = _record_served(self.other_views())
         undecorated = {id(one) for route in others for one in _undecorated(route.view)}
         return [
-            f"{_location(view.function)} is guarded, but no route serves it with a method that "
+            f"{location_of(view.function)} is guarded, but no route serves it with a method that "
             f"can be guarded. {self._order} Register it so, take its guard away, or say "
             f"{self._allow} if it is served elsewhere"
             for view in known
@@ -141,12 +151,12 @@ class GuardedViews:
 
     def _wrong_order(self, function: Any) -> str:
         return (
-            f"{_location(function)} is guarded, but its route holds the bare function and would "
+            f"{location_of(function)} is guarded, but its route holds the bare function and would "
             f"run it unguarded. {self._order}"
         )
 
 
-def _location(function: Any) -> str:
+def location_of(function: Any) -> str:
     """The name of a function, and the line where it is defined."""
     innermost = list(unwrapped(function))[-1]
     code = getattr(innermost, "__code__", None)

@@ -153,9 +153,10 @@ class MemoryStore:
         with self._lock:
             now = self._clock()
             records = list(self._records.values())
+            stored = [*records, *self._history.values()]
         due = [record.audit_until for record in records if is_garbage(record, now)][:MEASURE_MAX]
         claims = sum(record.fence > now - RATE_WINDOW_US for record in records)
-        size = sum(len(record.body) for record in records)
+        size = sum(_size(record) for record in stored)
         oldest = min(due, default=0)
         return Measures(now, len(records), size, len(due), oldest, min(claims, MEASURE_MAX))
 
@@ -167,6 +168,11 @@ class MemoryStore:
 
     def reopen(self) -> None:
         """Nothing to open."""
+
+
+def _size(record: Record) -> int:
+    """How many bytes of users a record holds: its outcome, and those of its steps."""
+    return len(record.body) + sum(len(step.body) for step in record.steps)
 
 
 class AsyncMemoryStore:

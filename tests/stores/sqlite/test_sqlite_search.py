@@ -101,3 +101,11 @@ def test_s12_measures_scan_nothing(store: SQLiteStore, path: Path) -> None:
     assert len(steps) >= 5
     # "SEARCH oncekey_records" without an index reads one end of the table.
     assert [step for step in steps if not step.startswith("SEARCH")] == []
+
+
+def test_the_measures_say_how_large_the_file_is(store: SQLiteStore, path: Path) -> None:
+    """Counted by the file system, when all of it is in the file and not in the log beside it."""
+    finished(store, 2_000)
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert store.measure().bytes == path.stat().st_size > 2_000 * 64

@@ -145,10 +145,21 @@ class KraftServer(LoopbackServer):
         return set(self._admin().list_topics(timeout=_ANSWER_S).topics)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic, and wait until the cluster has forgotten it."""
+        """Delete a topic, and wait until the cluster has forgotten it. A client that asks for it
+        may have let the broker create another one by then."""
+        from confluent_kafka import KafkaException
+
         admin = self._admin()
+        deleted = _topic_id(admin, topic)
         admin.delete_topics([topic], operation_timeout=_ANSWER_S)[topic].result(_ANSWER_S)
-        processes.wait_until(lambda: topic not in self.topics(), f"{topic} is deleted", _ANSWER_S)
+
+        def is_gone() -> bool:
+            try:
+                return topic not in self.topics() or _topic_id(admin, topic) != deleted
+            except KafkaException:  # it went between the two questions
+                return False
+
+        processes.wait_until(is_gone, f"{topic} is deleted", _ANSWER_S)
 
     def add_partitions(self, topic: str, total: int) -> None:
         """Give a topic more partitions, and wait until the cluster tells of them."""
@@ -167,3 +178,10 @@ class KraftServer(LoopbackServer):
         from confluent_kafka.admin import AdminClient
 
         return AdminClient(self.client)
+
+
+def _topic_id(admin: Any, topic: str) -> str:
+    from confluent_kafka import TopicCollection
+
+    asked = admin.describe_topics(TopicCollection([topic]), request_timeout=5)
+    return str(asked[topic].result(_ANSWER_S).topic_id)

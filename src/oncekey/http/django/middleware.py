@@ -34,6 +34,7 @@ from oncekey.http.django.messages import (
     request_of,
     unstored_marks,
 )
+from oncekey.http.django.outer_transactions import refusal
 from oncekey.http.django.served_views import VIEWS
 from oncekey.http.django.settings import (
     DjangoSettings,
@@ -175,7 +176,7 @@ def idempotent(
                 call = functools.partial(_view_call, request, call)
             return respond(django_settings(), rule, alias, request, call)
 
-        VIEWS.add(guarded, view, rule)
+        VIEWS.add(guarded, view, rule, alias)
         return guarded
 
     return decorate
@@ -267,13 +268,7 @@ def _check_outer_transactions(alias: str | None) -> None:
         blocks = getattr(connection, "atomic_blocks", ())
         is_open = any(not getattr(block, "_from_testcase", False) for block in blocks)
         if connection.alias != alias and (is_open or _is_committed_by_hand(connection)):
-            raise ConfigurationError(
-                f"a transaction of the database {connection.alias!r} is open around this guarded "
-                "view, and would be committed after the outcome is stored. Put @idempotent above "
-                "@transaction.atomic, or IdempotencyMiddleware above a middleware that opens it; "
-                "under ATOMIC_REQUESTS use @idempotent(transaction=True), IdempotencyMiddleware, "
-                "or non_atomic_requests"
-            )
+            raise ConfigurationError(refusal(connection.alias))
 
 
 def _is_committed_by_hand(connection: Any) -> bool:

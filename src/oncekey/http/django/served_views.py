@@ -31,7 +31,7 @@ _checked: tuple[int, str] | None = None
 
 def _check() -> None:
     options = getattr(settings, SETTING, None) or {}
-    VIEWS.check(_project_views(), unserved=options.get("unserved"))
+    VIEWS.check(project_views(), unserved=options.get("unserved"))
 
 
 def _check_before_request(**_: Any) -> None:
@@ -54,7 +54,7 @@ def _system_check(app_configs: Any, **_: Any) -> list[Any]:
     return []
 
 
-def _project_views() -> Iterator[ServedView]:
+def project_views() -> Iterator[ServedView]:
     """The views of ROOT_URLCONF. URL patterns do not say which methods they serve."""
     yield from _views_of(get_resolver().url_patterns)
 
@@ -85,5 +85,5 @@ def _views_of(patterns: Iterable[Any]) -> Iterator[ServedView]:
             yield ServedView(pattern.callback, None)
 
 
-VIEWS.project_views, VIEWS.other_views = _project_views, _other_views
+VIEWS.project_views, VIEWS.other_views = project_views, _other_views
 request_started.connect(_check_before_request, dispatch_uid="oncekey")

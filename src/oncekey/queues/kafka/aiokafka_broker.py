@@ -22,17 +22,16 @@ from aiokafka.errors import (
     NoOffsetForPartitionError,
     ProducerClosed,
 )
-from aiokafka.structs import OffsetAndMetadata
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.broker_faults import is_cancelled, is_fault, reason_of
 from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
+from oncekey.queues.kafka.aiokafka_group import CUT_OFF_S, new_clients, pin_the_end, set_back, stop
 from oncekey.queues.kafka.aiokafka_redrive import redrive
+from oncekey.queues.kafka.aiokafka_topics import AiokafkaIds, ask
 from oncekey.queues.kafka.aiokafka_values import (
-    ask,
-    connection_options,
     names_of,
     offsets_of,
     partitions_of,
@@ -40,36 +39,40 @@ from oncekey.queues.kafka.aiokafka_values import (
     unavailable,
 )
 from oncekey.queues.kafka.kafka_settings import (
+    CHECK_EVERY_S,
+    CHECK_RETRY_S,
     COMMIT_RETRY_S,
     FETCH_MAX,
-    FORWARD_MAX_BYTES,
     FORWARD_TIMEOUT_S,
-    MAX_POLL_INTERVAL_S,
     PAUSE_AFTER_S,
     POLL_S,
     SKIPS_TO_END,
     WAIT_MAX_S,
     KafkaSettings,
-    client_reset,
 )
 from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
+from oncekey.queues.kafka.topic_ids import CreatedAgain, TopicIds, ending_topics
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import GoOn, to_the_end
 
 # What aiokafka calls the generation of a member that the group has put out.
 _NO_GENERATION: Final = -1
-CUT_OFF_S: Final = 1.0  # for the connections of a client that did not stop to close
 _log = logging.getLogger("oncekey")
 
 
 class AiokafkaBroker:
     """One topic of Kafka, with its retry, dead-letter and park topics."""
 
-    def __init__(self, settings: KafkaSettings, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, settings: KafkaSettings, config: Mapping[str, Any], *, needs_identity: bool = False
+    ) -> None:
         """`config` is that of AIOKafkaConsumer, which `check_config` has accepted."""
         self._settings = settings
         self._config = dict(config)
+        self._needs_identity = needs_identity
         self._work = PartitionWork(settings)
+        self._asking = AiokafkaIds(config, settings.ask_timeout)
+        self._ids: TopicIds | None = None
         self._facts: BrokerFacts | None = None
         self._consumer: AIOKafkaConsumer | None = None
         self._producer: AIOKafkaProducer | None = None
@@ -81,6 +84,8 @@ class AiokafkaBroker:
         self._is_assigned.set()
         self._wanted_at = 0.0
         self._commit_after = 0.0
+        self._is_checked = True  # False while a topic may be another one than at the start
+        self._checked_at = self._check_after = 0.0
         self._trouble: OncekeyError | None = None  # raised once
         self._failure: BaseException | None = None  # raised always
         self._is_lost = False  # it was raised, and another member of the group may do better
@@ -92,10 +97,15 @@ class AiokafkaBroker:
             settings = self._settings
             topics = [settings.topic, *settings.written]
             retention, cluster = await ask(self._config, topics, settings.ask_timeout)
+            ids = await self._asking.ids(settings.consumed)
+            await self._asking.close()
+            reset, has_keys = self._config["auto_offset_reset"], self._needs_identity
+            self._ids = TopicIds(ids, ends=ending_topics(settings, reset, has_keys=has_keys))
+            identity = self._work.identity = ids[settings.topic] if has_keys else None
             is_ordered = settings.order != "none"
             broker = identity_of("kafka", cluster=cluster)
             self._facts = BrokerFacts(
-                settings.topic, None, retention, ordered=is_ordered, broker=broker
+                settings.topic, identity, retention, ordered=is_ordered, broker=broker
             )
         return self._facts
 
@@ -107,11 +117,11 @@ class AiokafkaBroker:
         while True:
             self._raise_trouble()
             self._changed.clear()
-            taken = self._work.take(most) if most else []
+            taken = self._work.take(most) if most and self._is_checked else []
             left = until - time.monotonic()
             if taken or left <= 0:
                 return taken
-            ready_in = self._work.next_wait()
+            ready_in = self._work.next_wait() if self._is_checked else None
             with suppress(TimeoutError):
                 seconds = left if ready_in is None else min(left, ready_in)
                 await asyncio.wait_for(self._changed.wait(), seconds)
@@ -161,7 +171,8 @@ class AiokafkaBroker:
     async def _stop_clients(self) -> None:
         self._work.end(self._work.partitions)
         clients = (self._consumer, self._producer)
-        stopping = [asyncio.ensure_future(_stop(client)) for client in clients]
+        stopping = [asyncio.ensure_future(stop(client)) for client in clients]
+        stopping.append(asyncio.ensure_future(self._asking.close()))
         # Whoever was cancelled, since no broker answers, does not wait for them again.
         await asyncio.wait(stopping, timeout=CUT_OFF_S if is_cancelled() else None)
         for each in stopping:
@@ -186,7 +197,7 @@ class AiokafkaBroker:
         if self._poller is not None:
             return
         await self.facts()
-        producer, consumer = await self._new_clients()
+        producer, consumer = await new_clients(self._settings, self._config)
         try:
             await producer.start()
             await consumer.start()
@@ -194,38 +205,12 @@ class AiokafkaBroker:
             consumer.subscribe(self._settings.consumed, listener=_Listener(self))
         except BaseException as error:
             self._consumer = self._producer = None
-            await _stop(producer)
-            await _stop(consumer)
+            await stop(producer)
+            await stop(consumer)
             if not is_fault(error):
                 raise
             raise unavailable(error) from error
         self._poller = asyncio.create_task(self._poll(consumer))
-
-    async def _new_clients(self) -> tuple[AIOKafkaProducer, AIOKafkaConsumer]:
-        """Make the clients, which asks nothing of Kafka yet."""
-        producer = None
-        try:
-            producer = AIOKafkaProducer(
-                **connection_options(self._config),
-                acks="all",
-                request_timeout_ms=int(FORWARD_TIMEOUT_S * 1000),
-                max_request_size=FORWARD_MAX_BYTES,
-            )
-            consumer = AIOKafkaConsumer(
-                **{  # how long a revocation may take is the client's to say; Kafka's own choice
-                    "rebalance_timeout_ms": self._config.get(
-                        "max_poll_interval_ms", int(MAX_POLL_INTERVAL_S * 1000)
-                    ),
-                    **self._config,
-                    "auto_offset_reset": client_reset(self._config["auto_offset_reset"]),
-                    "group_id": self._settings.group,
-                    "enable_auto_commit": False,
-                }
-            )
-        except (TypeError, ValueError) as error:
-            await _stop(producer)
-            raise ConfigurationError(f"config= is not what aiokafka takes: {error}") from error
-        return producer, consumer
 
     async def _poll(self, consumer: AIOKafkaConsumer) -> None:
         while self._failure is None:
@@ -236,9 +221,11 @@ class AiokafkaBroker:
                 # aiokafka fetches from partitions before their assignment is complete here.
                 await self._is_assigned.wait()
                 if fetched:
-                    self._work.receive(record_of(r) for part in fetched.values() for r in part)
-                    self._changed.set()
+                    self._received(fetched)
+                await self._check(consumer)
                 await self._advance(consumer)
+            except (CreatedAgain, ConfigurationError) as error:
+                self._fail(error)
             except NoOffsetForPartitionError as error:
                 self._fail(ConfigurationError(f"Kafka refuses this consumer: {error!r}"))
             except BaseException as error:
@@ -250,6 +237,35 @@ class AiokafkaBroker:
                 self._trouble = unavailable(error)
                 self._changed.set()
                 await asyncio.sleep(POLL_S)
+
+    def _received(self, fetched: Mapping[TopicPartition, Sequence[Any]]) -> None:
+        self._work.receive(record_of(r) for part in fetched.values() for r in part)
+        if self._work.was_set_back or self._work.identity is not None:
+            self._work.was_set_back = self._is_checked = False
+        self._changed.set()
+
+    async def _check(self, consumer: AIOKafkaConsumer) -> None:
+        """Ask for the ids of the topics, when it is time, and before messages are taken after
+        partitions were assigned or set back. Raises if a topic is another one than at the start,
+        after the group was set back."""
+        now = time.monotonic()
+        is_due = not self._is_checked or now >= self._checked_at + CHECK_EVERY_S
+        if not is_due or now < self._check_after:
+            return
+        assert self._ids is not None
+        try:
+            for topic, found in (await self._asking.ids(self._ids.asked)).items():
+                if self._ids.has_changed(topic, found):
+                    self._work.end([each for each in self._work.partitions if each[0] == topic])
+                    await set_back(consumer, topic, self._asking.partitions[topic])
+                    self._ids.created_again(topic, str(found))
+        except BrokerUnavailable as error:
+            if isinstance(error, CreatedAgain):
+                raise
+            self._trouble, self._check_after = error, now + CHECK_RETRY_S
+        else:
+            self._checked_at, self._is_checked = now, True
+        self._changed.set()
 
     async def _advance(self, consumer: AIOKafkaConsumer) -> None:
         """Commit what may be committed, and pause and resume partitions."""
@@ -325,34 +341,14 @@ class AiokafkaBroker:
         self._is_assigned.clear()
         try:
             if self._config.get("auto_offset_reset") == SKIPS_TO_END:
-                await self._pin_the_end()
+                assert self._consumer is not None
+                await pin_the_end(self._consumer, self._settings.topic)
             self._work.assign(names_of(partitions))
+            self._is_checked = False
         except BaseException as error:
             self._fail(error)  # aiokafka only logs it, and goes on as if it had been done
         finally:
             self._is_assigned.set()
-
-    async def _pin_the_end(self) -> None:
-        """Commit where a new group begins: see confluent_member.py."""
-        consumer, topic = self._consumer, self._settings.topic
-        assert consumer is not None
-        partitions = [TopicPartition(topic, n) for n in consumer.partitions_for_topic(topic) or ()]
-        if not partitions:
-            raise BrokerUnavailable(f"Kafka does not tell the partitions of {topic}")
-        if await self._has_begun(partitions):
-            return
-        ends = await consumer.end_offsets(partitions)
-        if not await self._has_begun(partitions):
-            # `commit` refuses partitions of other members, which Kafka itself does not.
-            offsets = {each: OffsetAndMetadata(end, "") for each, end in ends.items()}
-            await consumer._coordinator.commit_offsets(None, offsets)
-
-    async def _has_begun(self, partitions: Collection[TopicPartition]) -> bool:
-        assert self._consumer is not None
-        for each in partitions:
-            if await self._consumer.committed(each) is not None:
-                return True
-        return False
 
     async def revoked(self, partitions: Collection[TopicPartition]) -> None:
         """Let what runs finish for a while, and commit what is done, before another member has the
@@ -375,32 +371,6 @@ class AiokafkaBroker:
         release hides the generation, the broker refuses the commit itself."""
         coordinator = getattr(self._consumer, "_coordinator", None)
         return bool(getattr(coordinator, "generation", 0) == _NO_GENERATION)
-
-
-async def _stop(client: Any) -> None:
-    """Stop a client, if there is one. While its brokers are away, aiokafka lets the cancellation of
-    a task of its own out, and leaves the connections open; whoever stops was not cancelled then."""
-    if client is None:
-        return
-    inner = getattr(client, "_client", None) or client.client
-    try:
-        await client.stop()
-    except BaseException as error:
-        # If it was cancelled, its loop ends while the brokers do not answer, and nobody waits.
-        closing = asyncio.ensure_future(_cut_off(client, inner))
-        await asyncio.wait((closing,), timeout=CUT_OFF_S)
-        if not is_fault(error):
-            raise
-        _log.warning("a client of Kafka did not close: %s", reason_of(error))
-
-
-async def _cut_off(client: Any, inner: Any) -> None:
-    """Close the connections of a client that did not stop. One that had not even begun to would
-    stay a member of its group, with partitions that nobody consumes; any other is stopped already,
-    and does nothing."""
-    with suppress(Exception):
-        await client.stop()
-    await inner.close()
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

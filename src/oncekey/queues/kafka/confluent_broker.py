@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from oncekey.queues.broker import Settled
+from confluent_kafka import Consumer, TopicPartition
+
+from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
+from oncekey.queues.kafka.confluent_errors import check_error
 from oncekey.queues.kafka.confluent_member import GroupMember
 from oncekey.queues.kafka.confluent_redrive import redrive
 from oncekey.queues.kafka.confluent_topics import ConfluentTopics
 from oncekey.queues.kafka.confluent_values import connection_options
-from oncekey.queues.kafka.kafka_settings import ENDS_WITHOUT_OFFSET, WAIT_MAX_S, KafkaSettings
+from oncekey.queues.kafka.kafka_settings import WAIT_MAX_S, KafkaSettings
 from oncekey.queues.kafka.partition_work import GIVEN_UP, PartitionWork
-from oncekey.queues.kafka.topic_ids import TopicIds
+from oncekey.queues.kafka.topic_ids import TopicIds, ending_topics
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import GoOn, to_the_end
 
@@ -38,6 +41,7 @@ class ConfluentBroker:
         self._work = PartitionWork(settings)
         self._changed = threading.Condition()
         self._ids: TopicIds | None = None
+        self._topics: ConfluentTopics | None = None
         self._facts: BrokerFacts | None = None
         self._member: GroupMember | None = None
 
@@ -47,8 +51,11 @@ class ConfluentBroker:
             connection = connection_options(self._config)
             topics = ConfluentTopics(connection, settings.ask_timeout)
             topics.check([settings.topic, *settings.written])
-            self._ids = TopicIds(topics, settings, ends=self._ends)
-            identity = self._ids[settings.topic] if self._needs_identity else None
+            reset, has_keys = self._config["auto.offset.reset"], self._needs_identity
+            ids = {topic: topics.identity(topic) for topic in settings.consumed}
+            self._ids = TopicIds(ids, ends=ending_topics(settings, reset, has_keys=has_keys))
+            self._topics = topics
+            identity = self._ids[settings.topic] if has_keys else None
             self._work.identity = identity
             retention = topics.retention([settings.topic, *settings.written])
             is_ordered = settings.order != "none"
@@ -101,16 +108,31 @@ class ConfluentBroker:
             self.close()
         if self._member is None:
             self.facts()
-            assert self._ids is not None
             self._member = GroupMember(
-                self._settings, self._config, self._work, self._changed, self._ids.check
+                self._settings, self._config, self._work, self._changed, self._check_topics
             )
         return self._member
 
-    @property
-    def _ends(self) -> frozenset[str]:
-        """The topics that cannot be gone on with after they were created again: one whose id is in
-        the keys, and all where a partition without a valid offset is to end the consumer."""
-        if self._config["auto.offset.reset"] == ENDS_WITHOUT_OFFSET:
-            return frozenset(self._settings.consumed)
-        return frozenset([self._settings.topic] if self._needs_identity else ())
+    def _check_topics(self, consumer: Consumer, forget: Callable[[str], None]) -> None:
+        """Raise if a topic is another one now, after the group was set back.
+
+        `forget` is called first, and makes sure that no offset of the old topic is committed later.
+        """
+        assert self._ids is not None
+        assert self._topics is not None
+        for topic in self._ids.asked:
+            found = self._topics.identity(topic)
+            if self._ids.has_changed(topic, found):
+                forget(topic)
+                self._set_back(consumer, topic)
+                self._ids.created_again(topic, str(found))
+
+    def _set_back(self, consumer: Consumer, topic: str) -> None:
+        """Commit the beginning of all partitions, whoever has them: their member may be gone."""
+        seconds = self._settings.ask_timeout
+        numbers = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
+        if not numbers:
+            raise BrokerUnavailable(f"Kafka does not tell the partitions of {topic}")
+        offsets = [TopicPartition(topic, number, 0) for number in numbers]
+        for each in consumer.commit(offsets=offsets, asynchronous=False) or ():
+            check_error(each)

@@ -47,7 +47,7 @@ REDRIVE_SUFFIX: Final = ".redrive"
 # Kafka's own limit for the name of a topic.
 TOPIC_MAX_CHARS: Final = 249
 SKIPS_TO_END: Final = "latest"  # of both clients' `auto.offset.reset`
-ENDS_WITHOUT_OFFSET: Final = "error"  # of that of confluent-kafka
+ENDS_WITHOUT_OFFSET: Final = ("error", "none")  # as confluent-kafka and aiokafka call it
 
 # Kafka's own codes of a topic that is not there, or is being made.
 _UNKNOWN_TOPIC: Final = 3
