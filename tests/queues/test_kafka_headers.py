@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, consumer_of, running, wait_for
-from tests.support.kafka_servers import headers_kafka, kafka_mock, modern_kafka
+from tests.support.kafka_servers import headers_kafka, kafka_mock
 from tests.support.servers.kafka_server import KafkaMock
 
 from oncekey import AsyncOnce, Once, Policy, Terminal
@@ -302,39 +301,6 @@ def test_a_consumer_stops_in_order_while_its_brokers_are_away(
             wait_for(lambda: consumer.counts[Kind.REMOVE] == 1, "the message is handled")
             wait_for(lambda: "Failed fetch messages" in caplog.text, "the broker is missed")
         consumers.close()
-
-
-def test_a_client_whose_stop_failed_is_no_member_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or its partitions would be consumed by nobody: it polls no more, and still has a session."""
-    topic = new_topic(modern_kafka().client)
-    getmany, stop, faults = AIOKafkaConsumer.getmany, AIOKafkaConsumer.stop, list[str]()
-
-    def once(fault: str) -> None:
-        if fault not in faults:
-            faults.append(fault)
-            raise RuntimeError(fault)
-
-    async def lost(self: AIOKafkaConsumer, *partitions: Any, **options: Any) -> Any:
-        if seen:
-            once("the connection is lost")
-        return await getmany(self, *partitions, **options)
-
-    async def failing(self: AIOKafkaConsumer) -> None:
-        once("it does not stop")
-        await stop(self)
-
-    monkeypatch.setattr(AIOKafkaConsumer, "getmany", lost)
-    monkeypatch.setattr(AIOKafkaConsumer, "stop", failing)
-    consumers, seen = AsyncConsumers(topic), list[str]()
-    topic.send("a")
-    with consumers.running(lambda message: seen.append(message.json()["order"])):
-        wait_for(lambda: len(faults) == 2, "the client is lost, and did not stop")
-        topic.send("b")
-        wait_for(lambda: "b" in seen, "another client has the partition")
-        admin = AdminClient(topic.client)
-        (group,) = admin.describe_consumer_groups([topic.group]).values()
-        assert len(group.result(timeout=60).members) == 1
-    consumers.close()
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["added-later", "fell-behind"])

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer
+from confluent_kafka.admin import AdminClient
 from tests.queues.kafka_clients import CLIENTS
 from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, wait_for
 from tests.support.kafka_servers import modern_kafka
@@ -228,3 +230,38 @@ def test_i1_i4_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing(
             members.send(topic.partitions)
             members.check_all_were_handled()
             topic.wait_until_done()
+
+
+@pytest.mark.parametrize("clients", ["aiokafka"], indirect=True)
+def test_a_client_whose_stop_failed_is_no_member_any_more(
+    clients: Any, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its partitions would be consumed by nobody: it polls no more, and still has a session."""
+    getmany, stop = AIOKafkaConsumer.getmany, AIOKafkaConsumer.stop
+    faults, seen = list[str](), list[str]()
+
+    def once(fault: str) -> None:
+        if fault not in faults:
+            faults.append(fault)
+            raise RuntimeError(fault)
+
+    async def lost(self: AIOKafkaConsumer, *partitions: Any, **options: Any) -> Any:
+        if seen:
+            once("the connection is lost")
+        return await getmany(self, *partitions, **options)
+
+    async def failing(self: AIOKafkaConsumer) -> None:
+        once("it does not stop")
+        await stop(self)
+
+    monkeypatch.setattr(AIOKafkaConsumer, "getmany", lost)
+    monkeypatch.setattr(AIOKafkaConsumer, "stop", failing)
+    topic.send("a")
+    consumer = clients.consumer(topic, lambda message: seen.append(message.json()["order"]))
+    with clients.running(consumer):
+        wait_for(lambda: len(faults) == 2, "the client is lost, and did not stop")
+        topic.send("b")
+        wait_for(lambda: "b" in seen, "another client has the partition")
+        admin = AdminClient(topic.client)
+        (group,) = admin.describe_consumer_groups([topic.group]).values()
+        assert len(group.result(timeout=60).members) == 1
