@@ -138,7 +138,7 @@ def _watch_confluent(seam: Seam) -> None:
 
 
 def _watch_aiokafka(seam: Seam) -> None:
-    for cls in (aiokafka.AIOKafkaConsumer, aiokafka.AIOKafkaProducer):
+    for cls in (aiokafka.AIOKafkaConsumer, aiokafka.AIOKafkaProducer, aiokafka.AIOKafkaClient):
         seam.watch_class(cls)
     seam.watch_class(aiokafka.admin.AIOKafkaAdminClient)
 

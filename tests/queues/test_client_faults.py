@@ -84,6 +84,9 @@ def disconnect(run: FaultedConsumer) -> None:
 def fail_in_work(run: FaultedConsumer, label: str, phase: str, error: BaseException) -> None:
     if not run.is_alive:
         run.start()
+    if phase == RECONNECT:  # with all that a client opens until it has a message
+        run.send()
+        run.wait_until_all_done()
     run.seam.fail(label, error)
     run.case.provoke()
     if phase == RECONNECT:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import (
@@ -240,18 +241,28 @@ class GroupMember:
 
     def _leave(self) -> None:
         """Write what is on its way, and leave the group; a revocation commits what is done."""
-        for part in (lambda: self._producer.flush(FORWARD_TIMEOUT_S), self._consumer.close):
-            try:
-                part()
-            except Exception as error:
-                topic, reason = self._settings.topic, reason_of(error)
-                _log.warning("the Kafka consumer of %s did not close: %s", topic, reason)
+        self._end_client(lambda: self._producer.flush(FORWARD_TIMEOUT_S))
+        if not self._end_client(self._consumer.close):
+            # One that had not even begun to close would stay a member of its group, with partitions
+            # that nobody consumes. Any other is closed already, and says so.
+            with suppress(Exception):
+                self._consumer.close()
         with self._changed:
             self._has_left = True
             self._work.end(self._work.partitions)
             for forward in list(self._unwritten.values()):
                 self._note_written(forward, GIVEN_UP)
             self._changed.notify_all()
+
+    def _end_client(self, call: Callable[[], object]) -> bool:
+        """Make one of the last calls of a client; False if it failed, which is logged."""
+        try:
+            call()
+        except Exception as error:
+            topic, reason = self._settings.topic, reason_of(error)
+            _log.warning("the Kafka consumer of %s did not close: %s", topic, reason)
+            return False
+        return True
 
     def _report(self, forward: Forward) -> Callable[[KafkaError | None, Message], None]:
         def report(error: KafkaError | None, message: Message) -> None:
