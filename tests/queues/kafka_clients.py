@@ -73,7 +73,7 @@ class AiokafkaClients:
             "retry_safe": True,
             "backoff": "50ms",
             **options,
-            "config": _renamed(options.get("config", topic.config)),
+            "config": aiokafka_config(options.get("config", topic.config)),
         }
         return AsyncKafkaConsumer(self._once, awaited, topic.name, **given)
 
@@ -105,7 +105,8 @@ class AiokafkaClients:
         self._loop.close()
 
 
-def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
+def aiokafka_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of confluent-kafka as aiokafka has them."""
     own = {name: value for name, value in config.items() if name != "log_level"}
     return {_RENAMED.get(name, name.replace(".", "_")): value for name, value in own.items()}
 

@@ -9,6 +9,7 @@ A consumer ends when its parent does. What a handler does is noted as effect_log
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -22,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.queues.effect_log import Bindings, append, note_effect, note_finishes
+from tests.queues.kafka_clients import aiokafka_config
 
-from oncekey import Once, Policy
-from oncekey.engine.store_urls import blocking_store
-from oncekey.queues.kafka import confluent_member
+from oncekey import AsyncOnce, Once, Policy
+from oncekey.engine.store_urls import async_store, blocking_store
+from oncekey.queues.kafka import AsyncKafkaConsumer, confluent_member
 from oncekey.queues.kafka.confluent_consumer import KafkaConsumer
 
 POINTS = (
@@ -53,6 +55,7 @@ class Worker:
     point     where the process kills itself; "" for nowhere
     gate      a handler that finds this file missing waits for it, after its effect
     failing   orders whose handler raises while the file of that name is missing beside `effects`
+    is_async  it runs on aiokafka; that one has no `point`
     """
 
     topic: str
@@ -64,6 +67,7 @@ class Worker:
     failing: list[str] = field(default_factory=list)
     lease: str = LONG_LEASE
     options: dict[str, Any] = field(default_factory=dict)
+    is_async: bool = False
 
     def line(self) -> str:
         return json.dumps(asdict(self)) + "\n"
@@ -116,15 +120,8 @@ class KillingClient:
         return done
 
 
-def consume(worker: Worker) -> None:
-    """Consume until this process is killed."""
-    at = kill_at(worker.point)
-    if worker.point:
-        make = confluent_member._consumer
-        killing: Any = lambda *given: KillingClient(make(*given), at)  # noqa: E731
-        confluent_member._consumer = killing
-    store = kill_in_store(blocking_store(worker.store), at, worker.effects)
-    once = Once(store, policy=Policy(lease=worker.lease))
+def handler_of(worker: Worker, at: Callable[[str], None]) -> Callable[[Any, Any], int]:
+    """Return what a worker does with a message."""
 
     def handler(message: Any, attempt: Any) -> int:
         order = str(message.json()["order"])
@@ -138,19 +135,55 @@ def consume(worker: Worker) -> None:
             time.sleep(0.01)
         return os.getpid()
 
+    return handler
+
+
+def options_of(worker: Worker) -> dict[str, Any]:
+    """Return the options of a worker's consumer, but for those of its client."""
     options = {"retry_safe": True, "backoff": "100ms", "concurrency": 2, "max_tries": 15}
+    return {**options, **worker.options, "name": "shipping", "key": "json:$.order"}
+
+
+def consume(worker: Worker) -> None:
+    """Consume until this process is killed."""
+    at = kill_at(worker.point)
+    if worker.point:
+        make = confluent_member._consumer
+        killing: Any = lambda *given: KillingClient(make(*given), at)  # noqa: E731
+        confluent_member._consumer = killing
+    store = kill_in_store(blocking_store(worker.store), at, worker.effects)
+    once = Once(store, policy=Policy(lease=worker.lease))
+
     consumer = KafkaConsumer(
-        once,
-        handler,
-        worker.topic,
-        name="shipping",
-        key="json:$.order",
-        config=worker.config,
-        **{**options, **worker.options},
+        once, handler_of(worker, at), worker.topic, config=worker.config, **options_of(worker)
     )
     signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
     consumer.run()
     once.close()
+
+
+async def consume_async(worker: Worker) -> None:
+    """Consume on aiokafka until this process is killed or told to stop."""
+    store: Any = async_store(worker.store)
+    apply, bindings, handle = store.apply, Bindings(), handler_of(worker, kill_at(""))
+
+    async def noting_apply(commands: Sequence[Any], /) -> Any:
+        replies = await apply(commands)
+        if not bindings.are(commands):
+            note_finishes(worker.effects, commands, replies)
+        return replies
+
+    async def handler(message: Any, attempt: Any) -> int:
+        return await asyncio.to_thread(handle, message, attempt)
+
+    store.apply = noting_apply
+    async with AsyncOnce(store, policy=Policy(lease=worker.lease)) as once:
+        config = aiokafka_config(worker.config)
+        consumer = AsyncKafkaConsumer(
+            once, handler, worker.topic, config=config, **options_of(worker)
+        )
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
+        await consumer.run()
 
 
 def _child(worker: Worker, parent: int) -> None:
@@ -162,7 +195,10 @@ def _child(worker: Worker, parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
     code = 1
     try:
-        consume(worker)
+        if worker.is_async:
+            asyncio.run(consume_async(worker))
+        else:
+            consume(worker)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -38,8 +38,8 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
         yield running
 
 
-def make_topic(**options: str) -> Topic:
-    client = (modern_kafka() if options else kafka()).client
+def make_topic(*, is_async: bool = False, **options: str) -> Topic:
+    client = (modern_kafka() if options or is_async else kafka()).client
     topic = Topic(client, options=options)
     for name in (topic.dead, topic.retry, topic.parked):
         topic.ends(name)  # a broker creates a topic when it is asked for it
@@ -108,17 +108,21 @@ def test_a_failed_message_before_good_ones_survives_a_kill(workers: Workers) -> 
     workers.kill(heir)
 
 
-@pytest.mark.parametrize("options", [{}, NEW_GROUP], ids=["classic", "consumer"])
+@pytest.mark.parametrize(
+    ("options", "is_async"),
+    [({}, False), (NEW_GROUP, False), ({}, True)],
+    ids=["classic", "consumer", "aiokafka"],
+)
 def test_i1_a_stopped_member_that_wakes_up_is_fenced_and_commits_nothing(
-    workers: Workers, options: dict[str, str]
+    workers: Workers, options: dict[str, str], is_async: bool
 ) -> None:
-    topic = make_topic(**options)
+    topic = make_topic(is_async=is_async, **options)
     gate = workers.directory / processes.fresh_name("gate")
     topic.send("a", "b", "c")
-    zombie = workers.start(topic, gate=str(gate), lease=SHORT_LEASE)
+    zombie = workers.start(topic, gate=str(gate), lease=SHORT_LEASE, is_async=is_async)
     wait_for(lambda: bool(workers.effects(topic).all), "the first handler has begun")
     workers.signal(zombie, signal.SIGSTOP)
-    heir = workers.start(topic)
+    heir = workers.start(topic, is_async=is_async)
     topic.send("d", "e", partition=1)
     topic.wait_until_done(SECONDS)
     assert outcome(workers, topic, "a") == heir  # it has taken over
