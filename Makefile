@@ -108,8 +108,8 @@ bench-queues: $(VENV)/.bench ## consumers beside bare loops, on Redis Streams an
 bench-instructions: $(VENV)/.bench ## count instructions per operation with callgrind (minutes)
 	@$(BIN)/python -m bench instructions
 
-soak: setup ## the long forms of hammer, model, crashes and kills (minutes)
-	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/core tests/engine tests/explore tests/simulation tests/contract tests/hammer tests/model tests/fault tests/stores tests/http tests/queues tests/servers tests/cli tests/client tests/testing tests/crossings -s --timeout 1800
+soak: setup ## the long forms of hammer, model, crashes and kills (an hour and more; ARGS="-n 4 --dist loadfile" is faster)
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/core tests/engine tests/explore tests/simulation tests/contract tests/hammer tests/model tests/fault tests/stores tests/http tests/queues tests/servers tests/cli tests/client tests/testing tests/crossings -s --timeout 1800 $(ARGS)
 
 soak-services: setup ## 500 checkouts through four services that are killed all the time (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/fleet -s --timeout 1800

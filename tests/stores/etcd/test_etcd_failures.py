@@ -161,7 +161,7 @@ def _fill(store: EtcdStore) -> StoreUnavailable | None:
 
 
 def test_an_outcome_over_the_request_limit_becomes_a_tombstone() -> None:
-    url = etcd().url(token().hex()) + "?request_bytes=70000"
+    url = etcd().url(fresh_prefix()) + "?request_bytes=70000"
     with Once(url, cache=0, policy=Policy(lease="10s", max_bytes=10_000_000)) as once:
         assert once.run("op", "k", lambda attempt: "x" * 100_000).value == "x" * 100_000
         with pytest.raises(NotReplayable):
@@ -170,7 +170,7 @@ def test_an_outcome_over_the_request_limit_becomes_a_tombstone() -> None:
 
 
 def test_i9_an_outcome_that_is_too_large_with_its_steps_is_the_same_tombstone_twice() -> None:
-    store = open_blocking(etcd().url(token().hex()) + "?request_bytes=70000")
+    store = open_blocking(etcd().url(fresh_prefix()) + "?request_bytes=70000")
     id, owner = token("id"), token("own")
     fence = claimed(store, id, owner)
     step = SaveStep(id, owner, fence, "pay", True, b"s" * 30_000)
@@ -187,7 +187,7 @@ def test_i9_an_outcome_that_is_too_large_with_its_steps_is_the_same_tombstone_tw
 
 
 def test_s2_a_step_that_is_too_large_fails_alone() -> None:
-    store = open_blocking(etcd().url(token().hex()) + "?request_bytes=70000")
+    store = open_blocking(etcd().url(fresh_prefix()) + "?request_bytes=70000")
     owner, ids = token("own"), [token("id"), token("id")]
     fences = [claimed(store, id, owner) for id in ids]
     large = SaveStep(ids[0], owner, fences[0], "pay", True, b"s" * 100_000)
@@ -226,7 +226,7 @@ def test_servers_that_take_fewer_operations_say_so() -> None:
 
 
 def test_a_forked_child_of_a_process_that_used_its_store_gets_a_clear_error() -> None:
-    store = EtcdStore(etcd().addresses.split(","), prefix=token().hex())
+    store = EtcdStore(etcd().addresses.split(","), prefix=fresh_prefix())
     claimed(store, token("id"), token("own"))
     store._loop._process += 1  # as it looks to a child
     with pytest.raises(ConfigurationError, match="open it after the fork"):
@@ -236,7 +236,7 @@ def test_a_forked_child_of_a_process_that_used_its_store_gets_a_clear_error() ->
 
 
 def test_a_closed_store_refuses_and_works_again_after_reopen() -> None:
-    store = EtcdStore(etcd().addresses.split(","), prefix=token().hex())
+    store = EtcdStore(etcd().addresses.split(","), prefix=fresh_prefix())
     claimed(store, token("id"), token("own"))
     store.close()
     with pytest.raises(StoreUnavailable, match="closed") as caught:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from aetcd import rpc
 from tests.support.etcd_stores import etcd
+from tests.support.servers import processes
 
 from oncekey.core.commands import Claimed, Command, Reply
 from oncekey.core.errors import StoreUnavailable
@@ -21,11 +21,10 @@ from oncekey.testing.fake_clock import FakeClock
 
 T = TypeVar("T")
 
-_numbers = itertools.count(1)
-
 
 def fresh_prefix() -> str:
-    return f"two-{next(_numbers)}"
+    """A prefix that no other process of the run has, which may share the cluster."""
+    return processes.fresh_name("two")
 
 
 class Process:

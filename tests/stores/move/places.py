@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tests.support import etcd_stores, redis_stores
 from tests.support.postgres_stores import RING, address, emptied
+from tests.support.servers import processes
 
 from oncekey.core.store import AsyncStore, Store
 from oncekey.stores.etcd import AsyncEtcdStore, EtcdStore
@@ -66,7 +67,7 @@ def _cluster(path: Path, side: str) -> Place:
 
 
 def _etcd(path: Path, side: str) -> Place:
-    options: dict[str, Any] = {"prefix": f"move-{side}-{next(_numbers)}"}
+    options: dict[str, Any] = {"prefix": processes.fresh_name(f"move-{side}")}
     members = etcd_stores.etcd().addresses.split(",")
     return Place(lambda: EtcdStore(members, **options), lambda: AsyncEtcdStore(members, **options))
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.support.etcd_stores import etcd
 from tests.support.postgres_stores import RING, open_blocking
+from tests.support.servers import processes
 
 from oncekey import ConfigurationError, NotReplayable, Once, Policy
 from oncekey.cli.copy_loop import CopyProgress, copy_all
@@ -84,7 +85,9 @@ class Pair:
 
 def small_etcd(request_bytes: int = REQUEST_BYTES, prefix: str = "") -> EtcdStore:
     members = etcd().addresses.split(",")
-    return EtcdStore(members, prefix=prefix or token().hex(), request_bytes=request_bytes)
+    return EtcdStore(
+        members, prefix=prefix or processes.fresh_name("large"), request_bytes=request_bytes
+    )
 
 
 @pytest.fixture

@@ -218,9 +218,9 @@ class AiokafkaBroker:
                 fetched = await consumer.getmany(
                     timeout_ms=int(POLL_S * 1000), max_records=FETCH_MAX
                 )
-                # aiokafka fetches from partitions before their assignment is complete here.
-                await self._is_assigned.wait()
                 if fetched:
+                    # aiokafka fetches from partitions before their assignment is complete here.
+                    await self._is_assigned.wait()
                     self._received(fetched)
                 await self._check(consumer)
                 await self._advance(consumer)
