@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -280,7 +281,7 @@ class Shop:
         self.url, self.path = f"sqlite:///{path}", path
         with Once(self.url) as once:
             once.run("setup", "k", lambda attempt: 1)
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE orders (item TEXT)")
 
     def order(self, fault: Exception, kind: type, *, commit: bool = False) -> None:
@@ -316,7 +317,7 @@ class Shop:
             await once.in_transaction(connection).run("order", "k", place)
 
     def rows(self) -> list[Any]:
-        with sqlite3.connect(self.path) as connection:
+        with closing(sqlite3.connect(self.path)) as connection:
             return connection.execute("SELECT item FROM orders").fetchall()
 
 
