@@ -14,7 +14,6 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def run() -> list[Report]:
 def _sqlite(path: Path) -> Report:
     url = f"sqlite:///{path}"
     store = blocking_store(url)
-    with closing(sqlite3.connect(path)) as connection, connection:
+    with sqlite3.connect(path) as connection:
         connection.execute(SQL["fill"], {"rows": SQLITE_ROWS, "now": time.time_ns() // 1_000})
     progress(f"SQLite: {SQLITE_ROWS:,} rows")
     ids = fill(store)

@@ -7,7 +7,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any, NamedTuple
 
 import psycopg
@@ -175,7 +174,7 @@ def test_middleware_with_transaction_commits_every_view_with_its_key() -> None:
 def test_atomic_requests_need_a_view_in_a_transaction() -> None:
     """Else its rows would be committed when its answer is stored already."""
     with serve_app(Gunicorn, DJANGO, env={"GUARDED_KIND": "atomic"}) as app:
-        with closing(sqlite3.connect(app.folder / "keys.db")) as connection, connection:
+        with sqlite3.connect(app.folder / "keys.db") as connection:
             connection.execute("CREATE TABLE orders (item text)")
         connection.close()
         assert app.post("/charges", "a", {}).status == 500
