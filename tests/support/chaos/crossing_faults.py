@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final
 
+from redis.exceptions import RedisError
 from tests.support.chaos.chaos_clients import ASKED_SUFFIX
 from tests.support.chaos.chaos_environment import ChaosEnvironment, PythonProcess
 from tests.support.chaos.chaos_history import SUFFIX, Event, read_events
@@ -192,6 +193,7 @@ class CrossingFaults:
         a consumer there that does not say which broker it means."""
         keys = [one.key for one in self._environment.plan.operations if one.level == "queue"]
         history = self._environment.history
+        self._wait(self._broker_answers)  # another fault may have ended it
         with self._environment.broker.client(db=1) as client:
             for key in self._chance.sample(keys, min(SECOND_MESSAGES, len(keys))):
                 body = json.dumps({"id": key, "work_ms": 0})
@@ -200,6 +202,13 @@ class CrossingFaults:
                 client.xadd(STREAM, {"body": body})
                 history.write("published", id=id)
         self._stranger = self._environment.consumer("stranger", "second")
+
+    def _broker_answers(self) -> bool:
+        try:
+            with self._environment.broker.client(db=1) as client:
+                return bool(client.ping())
+        except RedisError:
+            return False
 
     def _name_second(self) -> None:
         """Wait until that consumer is refused; then start one that names its broker."""
