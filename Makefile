@@ -108,7 +108,7 @@ bench-queues: $(VENV)/.bench ## consumers beside bare loops, on Redis Streams an
 bench-instructions: $(VENV)/.bench ## count instructions per operation with callgrind (minutes)
 	@$(BIN)/python -m bench instructions
 
-soak: setup ## the long forms of hammer, model, crashes and kills (an hour and more; ARGS="-n 4 --dist loadfile" is faster)
+soak: setup ## the long forms of hammer, model, crashes and kills (more than an hour; ARGS="-n 4 --dist loadfile" takes four processes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/core tests/engine tests/explore tests/simulation tests/contract tests/hammer tests/model tests/fault tests/stores tests/http tests/queues tests/servers tests/cli tests/client tests/testing tests/crossings -s --timeout 1800 $(ARGS)
 
 soak-services: setup ## 500 checkouts through four services that are killed all the time (minutes)
@@ -130,7 +130,7 @@ hammer-postgres: setup ## the long hammer on PostgreSQL alone (minutes)
 hammer-stores: setup ## the long hammer on Valkey, a Valkey Cluster, Redis and etcd (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/hammer/test_redis_and_etcd_hammer.py -s --timeout 1800
 
-verify-broken: setup ## the verifier on fourteen servers with one fault each, and on one without (minutes)
+verify-broken: setup ## the verifier on fifteen servers with one fault each, and on one without (minutes)
 	@$(BIN)/python -m bench.verifier.broken_servers
 
 verify-demo: setup ## the verifier on the demo, 20 times: no false alarm (minutes)
