@@ -109,7 +109,7 @@ bench-instructions: $(VENV)/.bench ## count instructions per operation with call
 	@$(BIN)/python -m bench instructions
 
 soak: setup ## the long forms of hammer, model, crashes and kills (more than an hour; ARGS="-n 4 --dist loadfile" takes four processes)
-	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/core tests/engine tests/explore tests/simulation tests/contract tests/hammer tests/model tests/fault tests/stores tests/http tests/queues tests/servers tests/cli tests/client tests/testing tests/crossings -s --timeout 1800 $(ARGS)
+	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/core tests/engine tests/explore tests/simulation tests/contract tests/hammer tests/model tests/fault tests/stores tests/http tests/queues tests/servers tests/cli tests/client tests/testing tests/crossings tests/chaos -s --timeout 1800 $(ARGS)
 
 soak-services: setup ## 500 checkouts through four services that are killed all the time (minutes)
 	@ONCEKEY_SOAK=1 $(BIN)/python -m pytest tests/fleet -s --timeout 1800

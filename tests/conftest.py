@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     put_in_order(items)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Spare the garbage collector a million objects of pytest, which stay until the run ends."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture

@@ -40,7 +40,8 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> RunHistory:
     return read_history(run(plan, tmp_path_factory.mktemp("chaos") / "run.log", rabbitmq()))
 
 
-pytestmark = pytest.mark.timeout(600)
+# What each promises is tested elsewhere; that chaos has these faults, `make chaos` shows too.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.soak]
 
 
 def test_each_fault_happens_once_and_violates_nothing(history: RunHistory) -> None:

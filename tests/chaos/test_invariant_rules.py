@@ -313,6 +313,14 @@ def test_a_broken_history_violates_exactly_its_invariant(
     assert make().violated() == {invariant}
 
 
+def test_a_run_that_was_stopped_says_only_that() -> None:
+    """What its processes were stopped in is no violation of its own."""
+    made = HandMade("once").send(1.0, 1).engine(1.05, "claimed").record(1)
+    (violation,) = made.finished(complete=False).violations()
+    assert violation.invariant == "I11"
+    assert violation.text.endswith(f"unknown: 1, the first is of {made.id}")
+
+
 def test_every_invariant_has_a_history_that_breaks_it() -> None:
     assert {name for name, _ in BROKEN} == set(OBSERVED)
 

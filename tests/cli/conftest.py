@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -83,11 +85,16 @@ def start(executable: str) -> Iterator[Start]:
 def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs the command within this process, where a process for each run would prove no more."""
 
-    def run(*arguments: str, **environment: str) -> Ran:
+    def run(*arguments: str, stdin: bytes = b"", **environment: str) -> Ran:
         capfd.readouterr()
         with monkeypatch.context() as patched:
             for name, value in environment.items():
                 patched.setenv(name, value)
+            patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            # Libraries that other tests import set up logging, which a process of oncekey does not.
+            root = logging.getLogger()
+            others = [each for each in root.handlers if type(each) is not logging.StreamHandler]
+            patched.setattr(root, "handlers", others)
             code = main(arguments)
         said = capfd.readouterr()
         return Ran(code, said.out, said.err)
@@ -132,15 +139,28 @@ def _decline(attempt: object) -> None:
     raise Terminal("card declined \x1b[2J")
 
 
+@pytest.fixture
+def file_shop(tmp_path: Path) -> Iterator[Shop]:
+    """An SQLite store alone, for tests that start processes to show what no store decides."""
+    shop = _shop_in(tmp_path)
+    yield shop
+    shop.store.close()
+
+
+def _shop_in(folder: Path) -> Shop:
+    path = folder / "shop.db"
+    shop = Shop(f"sqlite:///{path}", lambda clock: SQLiteStore(path, clock=clock))
+    shop.store.bind(Identities().check_value())
+    return shop
+
+
 @pytest.fixture(scope="module", params=["sqlite", "postgres", "redis"])
 def shop(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shop]:
     """A store that the tests of a module share; each uses scopes and keys of its own."""
     if request.param == "sqlite":
-        path = tmp_path_factory.mktemp("shop") / "keys.db"
-        shop = Shop(f"sqlite:///{path}", lambda clock: SQLiteStore(path, clock=clock))
-        shop.store.bind(Identities().check_value())
+        shop = _shop_in(tmp_path_factory.mktemp("shop"))
         yield shop
         shop.store.close()
         return

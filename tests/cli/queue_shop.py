@@ -73,17 +73,25 @@ def stop_after(many, *consumers):
 @contextmanager
 def imported(folder: Path, more: str = "", stop_timeout: str = "30s") -> Iterator[ModuleType]:
     """A module of its own in this process, importable by the command while this is open."""
+    with importable(folder, more, stop_timeout) as name:
+        yield importlib.import_module(name)
+
+
+@contextmanager
+def importable(folder: Path, more: str = "", stop_timeout: str = "30s") -> Iterator[str]:
+    """The name of such a module that nobody has imported yet: the command is the first."""
     name = f"shop_{uuid4().hex[:8]}"
     write_shop(folder, name, more, stop_timeout)
     sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
     try:
-        shop = importlib.import_module(name)
-        yield shop
-        shop.once.close()
-        asyncio.run(shop.async_once.close())
+        yield name
     finally:
         sys.path.remove(str(folder))
-        del sys.modules[name]
+        shop = sys.modules.pop(name, None)
+        if shop is not None:
+            shop.once.close()
+            asyncio.run(shop.async_once.close())
 
 
 def write_shop(folder: Path, name: str, more: str, stop_timeout: str = "30s") -> None:

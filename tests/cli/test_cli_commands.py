@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 from oncekey import Attempt, ConfigurationError, Once, Policy, __version__
@@ -41,7 +42,7 @@ def assert_refused(ran: Ran, code: ExitCode, *words: str) -> None:
 # --- the command itself ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
 def test_every_command_has_help_with_an_example(here: Command, name: str) -> None:
     ran = here(name, "--help")
     assert ran.code == ExitCode.OK
@@ -50,29 +51,29 @@ def test_every_command_has_help_with_an_example(here: Command, name: str) -> Non
     assert "--json" in ran.out
 
 
-def test_without_arguments_it_lists_the_commands(oncekey: Command) -> None:
-    ran = oncekey()
+def test_without_arguments_it_lists_the_commands(here: Command) -> None:
+    ran = here()
     assert ran.code == ExitCode.OK
     assert "sweep" in ran.out
     assert "Exit codes" in ran.out
 
 
-def test_a_mistyped_command_is_named_with_a_guess(oncekey: Command) -> None:
-    assert_refused(oncekey("swep"), ExitCode.USAGE, "swep", "sweep", "--help")
+def test_a_mistyped_command_is_named_with_a_guess(here: Command) -> None:
+    assert_refused(here("swep"), ExitCode.USAGE, "swep", "sweep", "--help")
 
 
 @pytest.mark.parametrize(
     "arguments",
     [("sweep",), ("sweep", "sqlite:///a.db", "--limit", "0"), ("show", "sqlite:///a.db", "x")],
 )
-def test_a_usage_error_is_one_line(oncekey: Command, arguments: tuple[str, ...]) -> None:
-    assert_refused(oncekey(*arguments), ExitCode.USAGE, f"oncekey {arguments[0]} --help")
+def test_a_usage_error_is_one_line(here: Command, arguments: tuple[str, ...]) -> None:
+    assert_refused(here(*arguments), ExitCode.USAGE, f"oncekey {arguments[0]} --help")
 
 
-def test_version_prints_the_versions(oncekey: Command) -> None:
-    assert oncekey("version", "--json").data["oncekey"] == __version__
-    assert __version__ in oncekey("version").out
-    assert __version__ in oncekey("--version").out
+def test_version_prints_the_versions(here: Command) -> None:
+    assert here("version", "--json").data["oncekey"] == __version__
+    assert __version__ in here("version").out
+    assert __version__ in here("--version").out
 
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
@@ -104,11 +105,16 @@ def test_completion_prints_a_script_and_how_to_install_it(here: Command, shell: 
     assert here("completion", shell, "--json").data["script"] in ran.out
 
 
-def test_the_shell_completes_commands_and_states(oncekey: Command) -> None:
-    asked = {"_ONCEKEY_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
-    assert oncekey(COMP_WORDS="oncekey res", **asked).out == "plain,resolve\n"
-    asked["COMP_CWORD"] = "3"
-    assert oncekey(COMP_WORDS="oncekey list --state un", **asked).out == "plain,unknown\n"
+@pytest.mark.parametrize(
+    ("words", "found"), [("oncekey res", "resolve"), ("oncekey list --state un", "unknown")]
+)
+def test_the_shell_completes_commands_and_states(
+    here: Command, capfd: pytest.CaptureFixture[str], words: str, found: str
+) -> None:
+    asked = {"_ONCEKEY_COMPLETE": "bash_complete", "COMP_CWORD": str(words.count(" "))}
+    with pytest.raises(SystemExit, match="0"):
+        here(COMP_WORDS=words, **asked)
+    assert capfd.readouterr().out == f"plain,{found}\n"
 
 
 # --- URLs --------------------------------------------------------------------------------------

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.command_runner import Running, Start, at_terminal
-from tests.cli.conftest import Command
-from tests.cli.queue_shop import environment_of, imported, write_shop
+from tests.cli.conftest import Command, Ran
+from tests.cli.queue_shop import environment_of, importable, imported, write_shop
 
 from oncekey import Once
 from oncekey.cli.exit_codes import ExitCode
@@ -138,11 +141,37 @@ stop_after(1, noisy)
 """
 
 
-def test_warnings_are_shown_where_nobody_set_up_logging(oncekey: Command, tmp_path: Path) -> None:
-    write_shop(tmp_path, "shop", NOISY.format(setup=""))
-    plain = oncekey("consume", "shop:noisy", **environment_of(tmp_path))
-    (tmp_path / "keys.db").unlink()
-    lines = oncekey("consume", "shop:noisy", "--json", **environment_of(tmp_path))
+@contextmanager
+def unlevelled(logger: logging.Logger, usual: int = logging.NOTSET) -> Iterator[None]:
+    """Take away the level that another test has given to a logger."""
+    before = logger.level
+    logger.setLevel(usual)
+    yield
+    logger.setLevel(before)
+
+
+@pytest.fixture
+def consume_noisy(here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Consumes with a module of its own, where nobody has set up logging: pytest has, for tests."""
+
+    def consume(more: str, *options: str) -> Ran:
+        with (
+            unlevelled(logging.getLogger("oncekey")),
+            unlevelled(logging.getLogger(), logging.WARNING),
+            monkeypatch.context() as patched,
+            importable(tmp_path, more) as name,
+        ):
+            patched.setattr(logging.getLogger(), "handlers", [])
+            ran = here("consume", f"{name}:noisy", *options)
+        (tmp_path / "keys.db").unlink()
+        return ran
+
+    return consume
+
+
+def test_warnings_are_shown_where_nobody_set_up_logging(consume_noisy: Command) -> None:
+    plain = consume_noisy(NOISY.format(setup=""))
+    lines = consume_noisy(NOISY.format(setup=""), "--json")
     assert plain.err == "oncekey: shop: the van is late\n"
     (log,) = [event for event in events(lines.out) if event["event"] == "log"]
     assert (log["level"], log["logger"], log["text"]) == ("warning", "shop", "the van is late")
@@ -152,35 +181,32 @@ def test_warnings_are_shown_where_nobody_set_up_logging(oncekey: Command, tmp_pa
 CLIENT_LOG = """
 import logging
 class Delivered:
-    body = b"card 4242"
+    body = b"card Ada!"
     def __repr__(self):
         return repr(self.body)
 def quarrel(message):
     log = logging.getLogger("pika.adapters.blocking_connection")
-    log.warning("returned: channel=%s; size=%d; prefix=%.255r", 7, 9, b"card 4242")
+    log.warning("returned: channel=%s; size=%d; prefix=%.255r", 7, 9, b"card Ada!")
     log.warning("unhandled: %r", Delivered())
-    log.warning("of %(queue)s: %(body)s", {"queue": "orders", "body": bytearray(b"card 4242")})
+    log.warning("of %(queue)s: %(body)s", {"queue": "orders", "body": bytearray(b"card Ada!")})
 noisy = Consumer(once, quarrel, orders, name="noisy", **options)
 orders.send('{"id": "o1"}')
 stop_after(1, noisy)
 """
 
 
-def test_a_message_in_the_log_of_a_client_is_not_shown(oncekey: Command, tmp_path: Path) -> None:
-    write_shop(tmp_path, "shop", CLIENT_LOG)
-    plain = oncekey("consume", "shop:noisy", **environment_of(tmp_path))
-    (tmp_path / "keys.db").unlink()
-    lines = oncekey("consume", "shop:noisy", "--json", **environment_of(tmp_path))
-    assert "4242" not in plain.err + plain.out + lines.out + lines.err
+def test_a_message_in_the_log_of_a_client_is_not_shown(consume_noisy: Command) -> None:
+    plain = consume_noisy(CLIENT_LOG)
+    lines = consume_noisy(CLIENT_LOG, "--json")
+    assert "Ada!" not in plain.err + plain.out + lines.out + lines.err
     assert "returned: channel=7; size=9; prefix=(9 bytes)" in plain.err
     assert "unhandled: (a Delivered)" in plain.err
     assert "of orders: (9 bytes)" in plain.err
 
 
-def test_logging_of_the_users_module_is_left_alone(oncekey: Command, tmp_path: Path) -> None:
+def test_logging_of_the_users_module_is_left_alone(consume_noisy: Command) -> None:
     setup = "logging.basicConfig(format='mine: %(message)s')"
-    write_shop(tmp_path, "shop", NOISY.format(setup=setup))
-    ran = oncekey("consume", "shop:noisy", "--json", **environment_of(tmp_path))
+    ran = consume_noisy(NOISY.format(setup=setup), "--json")
     assert (ran.code, ran.err) == (ExitCode.OK, "mine: the van is late\n")
     assert {event["event"] for event in events(ran.out)} == {"begin", "end"}
 

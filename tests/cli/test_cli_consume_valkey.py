@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,9 @@ def ship(message):
     with open(folder / "shipped", "a") as shipped:
         print(order["id"], file=shipped)
 
+once = Once(store)
 consumer = RedisStreamConsumer(
-    Once(store), ship, "{stream}", server="{url}", start="first",
+    once, ship, "{stream}", server="{url}", start="first",
     name="ship", key="json:$.id", retry_safe=True, lease="1m", retention="1h",
 )
 """
@@ -117,7 +119,7 @@ def test_i1_a_killed_consumer_s_message_is_handled_by_the_next_one(
 
 
 def test_a_dead_letter_is_redriven_and_handled_once(
-    start: Start, oncekey: Command, shop: Path, stream: str
+    start: Start, here: Command, shop: Path, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(stream, '{"id": "o1", "needs": "van"}')
     running = consume(start, shop)
@@ -130,7 +132,9 @@ def test_a_dead_letter_is_redriven_and_handled_once(
     figures_until(running, dead_letters=2)
     assert not (shop / "shipped").exists()
     command = ("redrive", "valkey_shop:consumer", "--id", "INC-7", "--yes", "--json")
-    moved = oncekey(*command, **environment_of(shop))
+    monkeypatch.syspath_prepend(shop)
+    moved = here(*command)
+    sys.modules.pop("valkey_shop").once.close()
     assert (moved.code, moved.data["moved"], moved.data["queue"]) == (ExitCode.OK, 2, stream)
     figures_until(running, removed=2)
     assert running.end(signal.SIGTERM) == ExitCode.OK

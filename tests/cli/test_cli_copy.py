@@ -48,17 +48,17 @@ def answers(url: str, count: int = 5, **options: Any) -> list[Any]:
 
 
 def test_everything_is_copied_and_the_old_store_is_refused_afterwards(
-    oncekey: Command, urls: tuple[str, str]
+    here: Command, urls: tuple[str, str]
 ) -> None:
     old, new = urls
     fill(old)
-    done = oncekey("copy", old, new, "--yes", "--json", "--limit", "2")
+    done = here("copy", old, new, "--yes", "--json", "--limit", "2")
     assert done.code == 0, done.err
     assert (done.data["copied"], done.data["compared"], done.data["complete"]) == (6, 6, True)
     assert answers(new) == ["first"] * 5
     with pytest.raises(ConfigurationError, match="open the new store"):
         Once(old)
-    again = oncekey("copy", old, new, "--yes", "--json")
+    again = here("copy", old, new, "--yes", "--json")
     assert (again.data["copied"], again.data["already_there"]) == (0, 6)
 
 
@@ -94,7 +94,7 @@ def test_past_generations_are_copied_too(here: Command, urls: tuple[str, str]) -
 
 
 def test_a_process_that_knows_only_the_old_store_stops_the_copy(
-    oncekey: Command, urls: tuple[str, str]
+    here: Command, urls: tuple[str, str]
 ) -> None:
     old, new = urls
     fill(old)
@@ -109,7 +109,7 @@ def test_a_process_that_knows_only_the_old_store_stops_the_copy(
         runner = threading.Thread(target=once.run, args=("op", "long", body))
         runner.start()
         begun.wait(60)
-        stopped = oncekey("copy", old, new, "--yes", "--json")
+        stopped = here("copy", old, new, "--yes", "--json")
         status = once.get("op", "long")
         end.set()
         runner.join()
@@ -119,7 +119,7 @@ def test_a_process_that_knows_only_the_old_store_stops_the_copy(
     assert "a process does not run with both stores" in stopped.err
     with pytest.raises(ConfigurationError, match="still being filled"):
         Once(new)
-    assert oncekey("copy", old, new, "--yes").code == 0
+    assert here("copy", old, new, "--yes").code == 0
 
 
 def test_an_interrupted_copy_says_where_to_go_on(urls: tuple[str, str]) -> None:
@@ -150,7 +150,7 @@ def both(old: str, new: str) -> Iterator[DualStore]:
 
 
 def test_i4_keys_that_are_too_large_for_the_new_store_are_named_and_stay(
-    oncekey: Command, urls: tuple[str, str]
+    here: Command, urls: tuple[str, str]
 ) -> None:
     """Everything else is copied. With a higher limit the rest is too."""
     old, new = urls[0], etcd().url(uuid4().hex)
@@ -160,7 +160,7 @@ def test_i4_keys_that_are_too_large_for_the_new_store_are_named_and_stay(
         status = once.get("invoice", "large")
     assert status is not None
     small = f"{new}?request_bytes=70000"
-    stopped = oncekey("copy", old, small, "--yes", "--json")
+    stopped = here("copy", old, small, "--yes", "--json")
     assert stopped.code == ExitCode.FAILED, stopped.err
     assert (stopped.data["copied"], stopped.data["complete"]) == (6, False)
     (named,) = stopped.data["too_large"]
@@ -172,7 +172,7 @@ def test_i4_keys_that_are_too_large_for_the_new_store_are_named_and_stay(
         assert once.run("invoice", "large", lambda attempt: "again").value == "x" * 100_000
     with closing(Once(small)) as once, pytest.raises(ConfigurationError, match="still being"):
         once.run("op", "k0", lambda attempt: "again")
-    done = oncekey("copy", old, new, "--yes", "--json")
+    done = here("copy", old, new, "--yes", "--json")
     assert (done.code, done.data["complete"], done.data["too_large"]) == (0, True, [])
     with closing(Once(new)) as once:
         assert once.run("invoice", "large", lambda attempt: "again").value == "x" * 100_000

@@ -23,7 +23,10 @@ def test_the_link_signs_in_once_and_a_signal_ends_it(
     link = running.line().partition("once: ")[2].strip()
     assert address.startswith("http://127.0.0.1:")
     assert link.startswith(f"{address}/sign-in?code=")
-    with httpx.Client(trust_env=False) as browser, httpx.Client(trust_env=False) as other:
+    with (
+        httpx.Client(trust_env=False, timeout=60) as browser,
+        httpx.Client(trust_env=False, timeout=60) as other,
+    ):
         assert browser.get(address).status_code == 401
         assert browser.get(link).status_code == 303
         page = browser.get(address)
@@ -45,7 +48,7 @@ def test_the_token_of_the_environment_signs_in(start: Start, charged: str) -> No
     said = json.loads("".join(iter(running.line, "}\n")) + "}")
     assert said["sign_in"].startswith(f"{said['url']}/sign-in?code=")
     address = said["url"]
-    with httpx.Client(trust_env=False) as browser:
+    with httpx.Client(trust_env=False, timeout=60) as browser:
         assert browser.post(f"{address}/sign-in", data={"token": TOKEN}).status_code == 303
         page = browser.get(address).text
         assert "read-only" in page

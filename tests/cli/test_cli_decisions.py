@@ -94,15 +94,17 @@ def test_an_http_key_is_resolved_with_a_response(here: Command, shop: Shop, tmp_
     assert value == {"status": 201, "headers": headers, "body": {"id": "ch_1"}}
 
 
-def test_an_answer_may_come_from_stdin(executable: str, shop: Shop) -> None:
-    owner = shop.unknown("charge", "stdin-1")
-    command = [executable, "resolve", shop.url, "--tag", owner.tag, "--succeeded", "-", *SURE]
-    done = subprocess.run(command, input='"paid"', text=True, capture_output=True)
+def test_an_answer_may_come_from_stdin(executable: str, here: Command, file_shop: Shop) -> None:
+    owner = file_shop.unknown("charge", "stdin-1")
+    command = ("resolve", file_shop.url, "--tag", owner.tag, "--succeeded", "-", *SAID)
+    # Without --yes nobody can be asked: stdin is no terminal.
+    refused = here(*command, stdin=b'"paid"')
+    assert refused.code == ExitCode.USAGE
+    assert "give --yes" in refused.err
+    sure = [executable, *command, "--yes"]
+    done = subprocess.run(sure, input='"paid"', text=True, capture_output=True)
     assert done.returncode == ExitCode.OK, done.stderr
-    command[-1:] = []  # without --yes nobody can be asked
-    done = subprocess.run(command, input='"paid"', text=True, capture_output=True)
-    assert done.returncode == ExitCode.USAGE
-    assert "give --yes" in done.stderr
+    assert here("show", *command[1:4], "--bodies", "--json").data["value"] == "paid"
 
 
 @pytest.mark.parametrize("codec", ["json", "dataclass", "pydantic"])
@@ -280,10 +282,10 @@ def test_two_operators_at_once_one_wins(executable: str, here: Command, shop: Sh
 
 @pytest.mark.parametrize(("answer", "code"), [("y", ExitCode.OK), ("n", ExitCode.FAILED)])
 def test_at_a_terminal_it_shows_the_key_and_asks(
-    executable: str, here: Command, shop: Shop, answer: str, code: ExitCode
+    executable: str, here: Command, file_shop: Shop, answer: str, code: ExitCode
 ) -> None:
-    owner = shop.unknown("charge", f"asked-{answer}")
-    command = [executable, "resolve", shop.url, "--tag", owner.tag, "--free"]
+    owner = file_shop.unknown("charge", f"asked-{answer}")
+    command = [executable, "resolve", file_shop.url, "--tag", owner.tag, "--free"]
     with at_terminal(command) as terminal:
         terminal.expect("Who decides?")
         terminal.type("ana")
@@ -296,5 +298,5 @@ def test_at_a_terminal_it_shows_the_key_and_asks(
         terminal.type(answer)
         terminal.expect("freed" if code is ExitCode.OK else "nothing was changed")
         assert terminal.wait() == code
-    state = here("show", shop.url, "--tag", owner.tag, "--json").data.get("state")
+    state = here("show", file_shop.url, "--tag", owner.tag, "--json").data.get("state")
     assert state == (None if code is ExitCode.OK else "unknown")

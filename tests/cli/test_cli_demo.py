@@ -238,7 +238,7 @@ def test_an_unreachable_store_is_reported_without_its_password(here: Command) ->
 
 def test_the_demo_without_its_extra_says_what_to_install() -> None:
     code = (
-        "import sys; sys.modules['uvicorn'] = None; from oncekey.cli.main import main; "
+        "import sys; sys.modules['fastapi'] = None; from oncekey.cli.main import main; "
         "sys.exit(main(['demo']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

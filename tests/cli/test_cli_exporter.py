@@ -51,7 +51,7 @@ def test_exporter_serves_postgresql_until_a_signal(start: Start, schema_url: str
     line = running.line()
     found = re.search(r"(http://127\.0\.0\.1:\d+/metrics)", line)
     assert found, line
-    with urllib.request.urlopen(found[1], timeout=30) as response:
+    with urllib.request.urlopen(found[1], timeout=90) as response:
         text = response.read().decode()
     assert 'oncekey_store_up{store="shop"} 1.0' in text
     assert 'oncekey_store_unknown{store="shop"} 0.0' in text

@@ -19,7 +19,7 @@ from oncekey.core.commands import Unknown
 from oncekey.core.record import State
 from oncekey.core.step_format import pack_step
 
-SECRET_BODY = '{"card": "4242"}'
+SECRET_BODY = '{"card": "Ada!"}'
 
 
 def tags(ran: Ran) -> list[str]:
@@ -112,22 +112,22 @@ def test_text_of_the_store_cannot_command_the_terminal(here: Command, shop: Shop
     assert "\x1b" not in ran.out + here("show", shop.url, "--tag", "1b1b1b1b1b1b").out
 
 
-def test_watch_prints_a_document_per_change_until_a_signal(start: Start, shop: Shop) -> None:
-    first = shop.claim("charge", "watch-1", scope="acct_watch")
-    running = start("list", shop.url, "--scope", "acct_watch", "--watch", "0.2", "--json")
+def test_watch_prints_a_document_per_change_until_a_signal(start: Start, file_shop: Shop) -> None:
+    first = file_shop.claim("charge", "watch-1")
+    running = start("list", file_shop.url, "--watch", "0.2", "--json")
     assert [key["state"] for key in running.round()["keys"]] == ["pending"]
-    shop.send(first.finish("paid"))
+    file_shop.send(first.finish("paid"))
     assert [key["state"] for key in running.round()["keys"]] == ["succeeded"]
     assert running.end(signal.SIGINT) == ExitCode.OK
     assert running.out.empty()
 
 
-def test_watch_draws_the_page_again_at_a_terminal(executable: str, shop: Shop) -> None:
-    first = shop.claim("charge", "draw-1", scope="acct_draw")
-    command = [executable, "list", shop.url, "--scope", "acct_draw", "--watch", "0.2"]
+def test_watch_draws_the_page_again_at_a_terminal(executable: str, file_shop: Shop) -> None:
+    first = file_shop.claim("charge", "draw-1")
+    command = [executable, "list", file_shop.url, "--watch", "0.2"]
     with at_terminal(command, TERM="xterm") as terminal:
         terminal.expect(first.tag)
-        second = shop.claim("charge", "draw-2", scope="acct_draw")
+        second = file_shop.claim("charge", "draw-2")
         terminal.expect(second.tag)
         assert terminal.end(signal.SIGTERM) == ExitCode.OK
 
@@ -172,7 +172,7 @@ def test_show_of_an_http_key_has_its_route_status_and_headers(here: Command, sho
         "body            (object, 16 bytes; --bodies shows it)",
     ):
         assert row in text
-    assert "4242" not in text
+    assert "Ada!" not in text
     assert "codec" not in text
     assert SECRET_BODY in here("show", shop.url, "--tag", paid.tag, "--bodies").out
 
@@ -183,7 +183,7 @@ def test_show_redacts_answers_steps_and_arguments(here: Command, shop: Shop) -> 
     shop.with_step(owner, "pay", True, step)
     intent = pack_step({"key": "ok1-7"}, b"\x01\x01\x04json" + SECRET_BODY.encode())
     shop.with_step(owner, "ship", False, intent)
-    shop.send(owner.finish({"card": "4242"}))
+    shop.send(owner.finish({"card": "Ada!"}))
     look = ("show", shop.url, "charge", "red-1")
     data = here(*look, "--json")
     hidden = {"type": "object", "bytes": 16, "redacted": True}
@@ -192,9 +192,9 @@ def test_show_redacts_answers_steps_and_arguments(here: Command, shop: Shop) -> 
     assert (pay["value"], pay["external_id"]) == (hidden, "ch_7")
     assert (ship["request"], ship["intent"]) == (hidden, "ok1-7")
     text = here(*look).out
-    assert "4242" not in data.out + text
+    assert "Ada!" not in data.out + text
     assert 'sent with the key ok1-7, or "ok1-7" in quotes by a client that quotes keys' in text
-    assert here(*look, "--json", "--bodies").data["steps"][0]["value"] == {"card": "4242"}
+    assert here(*look, "--json", "--bodies").data["steps"][0]["value"] == {"card": "Ada!"}
 
 
 @pytest.mark.parametrize("how", ["given up", "said by its owner"])

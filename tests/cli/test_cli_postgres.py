@@ -54,18 +54,18 @@ def assert_one_line(ran: Ran, code: ExitCode, *words: str) -> None:
 # --- migrate -----------------------------------------------------------------------------------
 
 
-def test_migrate_creates_the_tables_and_then_changes_nothing(oncekey: Command, url: str) -> None:
-    first = oncekey("migrate", url, "--json")
+def test_migrate_creates_the_tables_and_then_changes_nothing(here: Command, url: str) -> None:
+    first = here("migrate", url, "--json")
     assert (first.code, first.err) == (ExitCode.OK, "")
     assert first.data["applied"] == ALL_STEPS
     assert (first.data["before"], first.data["version"]) == (0, len(ALL_STEPS))
     assert first.data["guarantee"] == "transactional"
     assert first.data["clock"] == "server"
     assert "on disk" in first.data["reason"]
-    again = oncekey("migrate", url, "--json").data
+    again = here("migrate", url, "--json").data
     assert again["applied"] == []
     assert again["before"] == again["version"] == len(ALL_STEPS)
-    assert "up to date" in oncekey("migrate", url).out
+    assert "up to date" in here("migrate", url).out
 
 
 def test_migrate_ignores_migrate_false_and_layout_options(here: Command, url: str) -> None:

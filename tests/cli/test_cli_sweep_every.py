@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,12 @@ from tests.support.postgres_stores import server
 from tests.support.servers import Postgres, require
 
 from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.main import main
+from oncekey.cli.signals import StopRequest
 from oncekey.stores.postgres import migrate
 
 PATIENCE_SECONDS = 240
+HOUR_SECONDS = 3_600
 
 
 @pytest.fixture
@@ -38,13 +42,24 @@ def test_a_signal_ends_sweep_every_with_exit_code_0(
     assert running.err.empty()
 
 
-def test_sweep_every_prints_a_json_document_per_sweep(start: Start, ended: str) -> None:
-    running = start("sweep", ended, "--every", "1s", "--limit", "2", "--json")
-    first = running.round()
+def test_sweep_every_prints_a_json_document_per_sweep(
+    here: Command, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes while it waits for its third sweep; it waits after batches too."""
+    waits: list[float] = []
+
+    def wait(stop: StopRequest, seconds: float) -> None:
+        waits.append(seconds)
+        if waits.count(HOUR_SECONDS) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(StopRequest, "wait", wait)
+    ran = here("sweep", ended, "--every", "1h", "--limit", "2", "--json")
+    assert (ran.code, ran.err) == (ExitCode.OK, "")
+    first, second = map(json.loads, ran.out.splitlines())
     assert (first["removed"], first["batches"]) == (5, 3)
     assert (first["tier"], first["elected"]) == ("all", True)
-    assert running.round()["removed"] == 0
-    assert running.end(signal.SIGINT) == ExitCode.OK
+    assert second["removed"] == 0
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -61,12 +76,27 @@ def test_one_sweeper_is_elected_and_another_follows_it(
     assert second.round()["elected"] is True
 
 
-def test_tiers_have_sweepers_of_their_own(start: Start, schema: str) -> None:
-    """They share one election, so each resigns after its sweep."""
+def test_tiers_have_sweepers_of_their_own(
+    here: Command, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share one election, so each resigns after its sweep: the second one begins and ends
+    while the first one waits for its next sweep."""
     url = f"{server().url()}?schema={schema}"
-    for tier in ("keys", "audit"):
-        done = start("sweep", url, "--every", "1h", "--tier", tier, "--json").round()
-        assert (done["tier"], done["elected"]) == (tier, True)
+    others = iter(["audit"])
+
+    def sweep(tier: str) -> tuple[str, ...]:
+        return ("sweep", url, "--every", "1h", "--tier", tier, "--json")
+
+    def wait(stop: StopRequest, seconds: float) -> None:
+        for tier in others:
+            assert main(sweep(tier)) == ExitCode.OK
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(StopRequest, "wait", wait)
+    ran = here(*sweep("keys"))
+    assert ran.code == ExitCode.OK
+    done = [json.loads(line) for line in ran.out.splitlines()]
+    assert [(one["tier"], one["elected"]) for one in done] == [("keys", True), ("audit", True)]
 
 
 def test_a_store_that_is_down_is_tried_again(start: Start, tmp_path: Path) -> None:

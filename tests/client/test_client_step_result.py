@@ -56,7 +56,7 @@ class Provider:
 def post(request: pytest.FixtureRequest) -> Iterator[Any]:
     made: Any = requests.Session()
     if request.param == "httpx":
-        made = httpx.Client(trust_env=False)
+        made = httpx.Client(trust_env=False, timeout=60)
     with made:
         yield made.post
 

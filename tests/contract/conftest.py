@@ -1,43 +1,47 @@
-"""Leaves a part of each contract's product to `make soak`, see row_shares.py, and leaves out the
-rules that a row does not promise."""
+"""Gives each rule of a contract its rows, and leaves a part of the product to `make soak`: see
+row_shares.py."""
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict
-from itertools import groupby
 from pathlib import Path
 
 import pytest
-from tests.contract.row_shares import left_to_soak
-from tests.contract.store_contract_rows import is_no_rule_of
+from tests.contract.planned_runs import is_left_to_soak, named_tests, rows_of_rule
+from tests.support.store_table import IN_A_FOLDER
 
-SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """Return the name of the row."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def folder(kind: str, request: pytest.FixtureRequest) -> Path:
+    """Return the folder for the files of a row."""
+    path: Path = request.getfixturevalue("tmp_path") if kind.startswith(IN_A_FOLDER) else Path()
+    return path
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" in metafunc.fixturenames and metafunc.cls is not None:
+        named = named_tests(metafunc.config.args)
+        rows = rows_of_rule(metafunc.cls, metafunc.function.__name__, named)
+        metafunc.parametrize("kind", rows, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    contracts = [item for item in items if item.path.parent == Path(__file__).parent]
-    left: set[pytest.Item] = set()
-    for _, tests in groupby(contracts, key=lambda item: item.path):
-        left |= _left_of_module([item for item in tests if isinstance(item, pytest.Function)])
+    named = named_tests(config.args)
+    left = {item for item in items if _is_left(item, named)}
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
 
 
-def _left_of_module(tests: list[pytest.Function]) -> set[pytest.Item]:
-    product: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
-    left: set[pytest.Item] = set()
-    for test in tests:
-        row = test.callspec.params.get("kind") if hasattr(test, "callspec") else None
-        if row is None:
-            continue
-        if is_no_rule_of(str(row), test.originalname):
-            left.add(test)
-        else:
-            product[test.originalname][str(row)].append(test)
-    if not product or SOAK:
-        return left
-    module = tests[0].module
-    shares = [getattr(module, name, ()) for name in ("ONE_CASE", "TWINS", "HALVES")]
-    return left | left_to_soak(product, *shares)
+def _is_left(item: pytest.Item, named: set[str]) -> bool:
+    if item.path.parent != Path(__file__).parent or not isinstance(item, pytest.Function):
+        return False
+    if item.cls is None or not hasattr(item, "callspec") or "kind" not in item.callspec.params:
+        return False
+    return is_left_to_soak(item.cls, item.originalname, item.callspec.params, named)

@@ -30,9 +30,9 @@ OF_ONE_STORE = {
 KNOWS_ITS_FENCE = ("etcd-moving-sync", "test_s2_a_batch_keeps_its_order_within_an_id")
 
 
-def is_no_rule_of(row: str, rule: str) -> bool:
-    """True if the row does not promise what this rule of the contract asks for."""
-    return (row in MOVING and rule in OF_ONE_STORE) or (row, rule) == KNOWS_ITS_FENCE
+def promises(row: str, rule: str) -> bool:
+    """True if the row promises what this rule of the contract asks for."""
+    return not (row in MOVING and rule in OF_ONE_STORE) and (row, rule) != KNOWS_ITS_FENCE
 
 
 class StoreContractRows(StoreContract):
@@ -43,8 +43,8 @@ class StoreContractRows(StoreContract):
     shares_its_file: bool
 
     @pytest.fixture(autouse=True)
-    def _use_row(self, kind: str, tmp_path: Path) -> None:
-        self.opener = lambda clock: self.rows[kind](tmp_path, clock)
+    def _use_row(self, kind: str, folder: Path) -> None:
+        self.opener = lambda clock: self.rows[kind](folder, clock)
         # Stores on a server have several connections each, which race as two stores do.
         self.shares_its_file = kind in ("sqlite-sync", "sqlite-async")
 

@@ -139,7 +139,7 @@ def test_i1_several_event_loops_share_one_engine(tmp_path: Path) -> None:
         return "once"
 
     async def one_loop() -> None:
-        barrier.wait(30)
+        barrier.wait(90)
         results.extend(
             await asyncio.gather(*(once.run("op", "k", body, wait="20s") for _ in range(8)))
         )
@@ -172,12 +172,12 @@ def test_a_waiter_on_another_loop_is_woken_there() -> None:
     first = threading.Thread(target=lambda: asyncio.run(waiter()))
     second = threading.Thread(target=lambda: asyncio.run(waiter()))
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(90)
     second.start()
     clock.wait_until_due(FOLLOWER_POLL_US)
     go.set()
-    first.join(30)
-    second.join(30)
+    first.join(90)
+    second.join(90)
     assert sorted(r.replayed for r in results) == [False, True]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.row_shares import rows_of
+from tests.contract.row_shares import Shares
 from tests.support.reused_stores import loop_for, reused_async_store, reused_store
 from tests.support.store_table import MOVING, STORES, Opener, Row
 
@@ -20,26 +20,26 @@ ROWS: dict[str, Row] = {
     "postgres-psycopg-pooler": lambda path, clock: reused_store(clock, pooler=True),
     "postgres-asyncpg-pooler": lambda path, clock: reused_async_store(clock, pooler=True),
 }
-# Only `make soak` runs these rows. How commands reach a store through a pooler is the store
-# contract's matter.
-SOAK_ONLY = {"postgres-psycopg-pooler", "postgres-asyncpg-pooler"}
-
-# The rules are those of the two engines, which run all of them with every case on memory. `make
-# test` runs each of them on every store once, in turn with the sync and with the async engine.
-TWINS = [
-    ("sqlite-sync", "sqlite-async"),
-    ("postgres-psycopg", "postgres-asyncpg"),
-    ("postgres-asyncpg-ring", "postgres-psycopg-ring"),
-    ("redis-sync", "redis-async"),
-    ("etcd-async", "etcd-sync"),
-]
-ONE_CASE = ["moving-memory-sync", *(row for twins in TWINS for row in twins)]
-
-
-@pytest.fixture(params=rows_of(ROWS, SOAK_ONLY))
-def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+SHARES = Shares(
+    # The rules are those of the two engines.
+    whole=("memory-sync", "memory-async"),
+    # An engine sees of a store what the store contract proves: replies. So each rule meets each
+    # kind of store once, with the sync or with the async engine.
+    one_case=(
+        ("sqlite-sync", "sqlite-async"),
+        (
+            "postgres-psycopg",
+            "postgres-asyncpg-ring",
+            "postgres-asyncpg",
+            "postgres-psycopg-ring",
+        ),
+        ("redis-sync", "redis-async"),
+        ("etcd-async", "etcd-sync"),
+    ),
+    carriers=("moving-memory-sync",),
+    # How commands reach a store through a pooler is the store contract's matter.
+    soak_only=("postgres-psycopg-pooler", "postgres-asyncpg-pooler"),
+)
 
 
 class TestEngineContract(EngineContract):
@@ -48,8 +48,8 @@ class TestEngineContract(EngineContract):
     opener: Opener
 
     @pytest.fixture(autouse=True)
-    def _use_row(self, kind: str, tmp_path: Path) -> None:
-        self.opener = lambda clock: ROWS[kind](tmp_path, clock)
+    def _use_row(self, kind: str, folder: Path) -> None:
+        self.opener = lambda clock: ROWS[kind](folder, clock)
 
     @pytest.fixture
     def loop(self, kind: str) -> Iterator[LoopThread]:

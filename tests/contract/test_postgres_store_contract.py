@@ -2,9 +2,9 @@
 
 The set-ups are each kind of claim and of retention, each driver, a pooler, and a caller's pool. The
 driver that sends a statement and the function that the statement calls are independent, so
-`make test` runs each set-up with one driver, and one case of a rule where only the way of a command
-to the store is different. Every case runs with every kind of claim, and with and without the ring.
-`make soak` runs the whole product, see row_shares.py.
+`make test` runs each set-up with one driver: every case without the ring; every rule with the ring,
+without functions and with another kind of claim; a share of the rules where only the way of a
+command to the store is different. `make soak` runs the whole product, see row_shares.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.contract.row_shares import rows_of
+from tests.contract.row_shares import Shares
 from tests.contract.store_contract_rows import StoreContractRows
 from tests.support.postgres_stores import RING
 from tests.support.reused_stores import reused_async_store, reused_store
@@ -53,48 +53,44 @@ ROWS: dict[str, Row] = {
     **{f"postgres-asyncpg-{name}": _row(reused_async_store, o) for name, o in OPTIONS.items()},
 }
 
-# Only `make soak` runs these rows; `make test` has the row of the other driver.
-SOAK_ONLY = {
-    "postgres-psycopg-row-lock",
-    "postgres-psycopg-advisory-lock-ring",
-    "postgres-asyncpg-row-lock-ring",
-    "postgres-asyncpg-advisory-lock",
-    "postgres-asyncpg-server-15",
-    "postgres-asyncpg-portable",
-    "postgres-psycopg-caller-pool",
-    "postgres-psycopg-pooler",
-    "postgres-psycopg-pooler-ring",
-    "postgres-moving-async",
-}
-# These rows share the code that decides with another row, which runs every case of every rule, or
-# with two rows that are halves; `make test` runs every rule in them with one case.
-ONE_CASE = [
-    "postgres-asyncpg",
-    "postgres-psycopg-ring",
-    "postgres-asyncpg-pooler",
-    "postgres-asyncpg-caller-pool",
-    "postgres-psycopg-server-15",
-    "postgres-psycopg-not-transactional",
-    "postgres-moving-sync",
-]
-# The same statements by another way, or on another server: each has every other rule.
-TWINS = [
-    ("postgres-asyncpg-pooler", "postgres-asyncpg-caller-pool"),
-    ("postgres-psycopg-server-15", "postgres-psycopg-not-transactional"),
-    ("postgres-asyncpg", "postgres-moving-sync"),
-]
-# Each kind of claim, without the ring and with it.
-HALVES = [
-    ("postgres-psycopg", "postgres-asyncpg-ring"),
-    ("postgres-asyncpg-row-lock", "postgres-psycopg-row-lock-ring"),
-    ("postgres-psycopg-advisory-lock", "postgres-asyncpg-advisory-lock-ring"),
-]
-
-
-@pytest.fixture(params=rows_of(ROWS, SOAK_ONLY))
-def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+SHARES = Shares(
+    whole=(),
+    # The functions without the ring.
+    dealt=(("postgres-psycopg", "postgres-asyncpg"),),
+    one_case=(
+        ("postgres-psycopg-ring",),
+        ("postgres-psycopg-portable",),  # no functions: what they decide is decided by the core
+        # The same functions, which claim in another way.
+        (
+            "postgres-asyncpg-row-lock",
+            "postgres-psycopg-row-lock-ring",
+            "postgres-psycopg-advisory-lock",
+            "postgres-asyncpg-advisory-lock-ring",
+        ),
+    ),
+    # The same statements by another way, or on another server.
+    carriers=(
+        "postgres-asyncpg-ring",
+        "postgres-asyncpg-pooler",
+        "postgres-asyncpg-caller-pool",
+        "postgres-psycopg-server-15",
+        "postgres-psycopg-not-transactional",
+        "postgres-moving-sync",
+    ),
+    # `make test` has the row of the other driver.
+    soak_only=(
+        "postgres-psycopg-row-lock",
+        "postgres-psycopg-advisory-lock-ring",
+        "postgres-asyncpg-row-lock-ring",
+        "postgres-asyncpg-advisory-lock",
+        "postgres-asyncpg-server-15",
+        "postgres-asyncpg-portable",
+        "postgres-psycopg-caller-pool",
+        "postgres-psycopg-pooler",
+        "postgres-psycopg-pooler-ring",
+        "postgres-moving-async",
+    ),
+)
 
 
 class TestStoreContract(StoreContractRows):

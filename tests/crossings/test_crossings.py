@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,14 @@ Said = Callable[[], str]
 
 @pytest.fixture
 def said(capfd: pytest.CaptureFixture[str]) -> Said:
-    return lambda: capfd.readouterr().out
+    """Return what was printed since the last time; what went to stderr stays for the report."""
+
+    def read() -> str:
+        captured = capfd.readouterr()
+        sys.stderr.write(captured.err)
+        return captured.out
+
+    return read
 
 
 # `make soak` runs every combination of three values.

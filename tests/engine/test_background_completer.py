@@ -126,14 +126,14 @@ def test_the_completer_logs_only_the_type_of_an_unknown_error(
     once = make(complete_every=None)
 
     def body(attempt: Any, request: Any) -> None:
-        raise ValueError("card 4242")
+        raise ValueError("card Ada!")
 
     once.operation("op", retry_safe=True)(body)
     clock.advance(2 * SECOND)
     with caplog.at_level(logging.WARNING, "oncekey"):
         (done,) = once.complete().done
     assert (done.outcome, done.detail) == ("error", "ValueError")
-    assert "4242" not in caplog.text
+    assert "Ada!" not in caplog.text
     assert done.tag in caplog.text
 
 

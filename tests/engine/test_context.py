@@ -166,7 +166,7 @@ def test_each_thread_of_parallel_has_its_own_current_step(once: Once) -> None:
 
     def body(attempt: Any) -> None:
         def look(key: str) -> Any:
-            barrier.wait(30)
+            barrier.wait(90)
             attempt_, name = current()
             assert attempt_ is attempt
             return [name, threading.get_ident()]
@@ -185,11 +185,11 @@ def test_each_of_many_threads_has_its_own_current_attempt(once: Once) -> None:
     barrier = threading.Barrier(16)
 
     def body(attempt: Any) -> Any:
-        barrier.wait(30)
+        barrier.wait(90)
         assert current() == (attempt, None)
-        attempt.step("pay", lambda key: barrier.wait(30) and None)
+        attempt.step("pay", lambda key: barrier.wait(90) and None)
         assert current() == (attempt, None)
-        barrier.wait(30)
+        barrier.wait(90)
         return attempt.key
 
     with ThreadPoolExecutor(16) as pool:

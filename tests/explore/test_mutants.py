@@ -73,7 +73,7 @@ def test_an_unchanged_copy_of_the_code_breaks_no_invariant() -> None:
     code = CodeUnderTest(
         machines.decide, machines.is_garbage, flows.attempt, beats.heartbeat, share
     )
-    outage = next(each for each in SCENARIOS if each.name.startswith("outage"))
-    report = explore(outage, code)
+    other = next(each for each in SCENARIOS if each.name.startswith("another request"))
+    report = explore(other, code)
     assert report.violation is None
-    assert report.states > 100_000
+    assert report.states > 20_000

@@ -53,7 +53,7 @@ def raw_parts(letter: bytes, boundary: bytes) -> Iterator[bytes]:
 
 
 def peak_memory(app: ServedApp) -> int:
-    return int(httpx.get(f"http://127.0.0.1:{app.server.port}/peak").text)
+    return int(httpx.get(f"http://127.0.0.1:{app.server.port}/peak", timeout=60).text)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_a_lone_event_is_handed_over_by_itself(monkeypatch: pytest.MonkeyPatch) 
     came = threading.Event()
     tally = Tally(lambda sums: came.set())
     tally.on_event(CLAIMED)
-    assert came.wait(30)
+    assert came.wait(90)
 
 
 def test_threads_lose_nothing() -> None:

@@ -46,7 +46,7 @@ def served(tmp_path: Path) -> Iterator[Gunicorn]:
 def charge(server: Gunicorn, number: int) -> int:
     request = urllib.request.Request(f"{server.url}/charges", method="POST", data=b"")
     request.add_header("Idempotency-Key", f'"order-{number}"')
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=90) as response:
         return int(json.load(response)["pid"])
 
 
@@ -85,7 +85,7 @@ def test_the_counters_of_all_workers_add_up_and_gauges_are_the_exporters(
     keys = charge_until_several_workers_served(served)
 
     def scrape() -> str:
-        with urllib.request.urlopen(f"{served.url}/metrics", timeout=30) as response:
+        with urllib.request.urlopen(f"{served.url}/metrics", timeout=90) as response:
             text: str = response.read().decode()
         return text
 

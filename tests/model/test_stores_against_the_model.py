@@ -103,17 +103,17 @@ class Row(NamedTuple):
 
 
 def _postgres(open_it: Callable[..., Any], **options: Any) -> Row:
-    return Row(lambda path, clock: open_it(clock, **options), 12, 400)
+    return Row(lambda path, clock: open_it(clock, **options), 8, 400)
 
 
 STORES: dict[str, Row] = {
-    "memory-sync": Row(lambda path, clock: MemoryStore(clock=clock), 100),
-    "memory-async": Row(lambda path, clock: AsyncMemoryStore(clock=clock), 50),
+    "memory-sync": Row(lambda path, clock: MemoryStore(clock=clock), 50),
+    "memory-async": Row(lambda path, clock: AsyncMemoryStore(clock=clock), 20),
     "sqlite-sync": Row(
-        lambda path, clock: SQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 40
+        lambda path, clock: SQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 20
     ),
     "sqlite-async": Row(
-        lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 20
+        lambda path, clock: AsyncSQLiteStore(path / "keys.db", clock=clock, synchronous="off"), 10
     ),
     "postgres-psycopg": _postgres(reused_store),
     "postgres-asyncpg": _postgres(reused_async_store),
@@ -124,10 +124,10 @@ STORES: dict[str, Row] = {
     "postgres-ring": _postgres(reused_store, **RING),
     "postgres-asyncpg-ring": _postgres(reused_async_store, **RING),
     "postgres-ring-row-lock": _postgres(reused_store, claim="row_lock", **RING),
-    "redis-sync": Row(lambda path, clock: reused_redis_store(clock), 20, 400, 1),
-    "redis-async": Row(lambda path, clock: reused_async_redis_store(clock), 10, 400, 1),
+    "redis-sync": Row(lambda path, clock: reused_redis_store(clock), 10, 400, 1),
+    "redis-async": Row(lambda path, clock: reused_async_redis_store(clock), 5, 400, 1),
     "redis-cluster": Row(lambda path, clock: reused_async_redis_store(clock, "cluster"), 5, 400, 1),
-    "etcd-sync": Row(lambda path, clock: reused_etcd_store(clock, **ETCD), 10, 400, 0, True),
+    "etcd-sync": Row(lambda path, clock: reused_etcd_store(clock, **ETCD), 6, 400, 0, True),
     "etcd-async": Row(lambda path, clock: reused_async_etcd_store(clock, **ETCD), 5, 100, 0, True),
 }
 

@@ -68,14 +68,14 @@ def hold(once: Once, shop: Shop, name: str) -> Callable[[], None]:
 
     def body(attempt: object) -> dict[str, str]:
         began.set()
-        assert end.wait(30)
+        assert end.wait(90)
         return {"shipped": name}
 
     request = {"args": [name], "kwargs": {}}
     run = lambda: once.run(shop.operation, name, body, request=request)  # noqa: E731
     thread = threading.Thread(target=run)
     thread.start()
-    assert began.wait(30)
+    assert began.wait(90)
 
     def finish() -> None:
         end.set()

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 from tests.queues.client_errors import is_named
 from tests.queues.client_seams import Seam
 from tests.queues.fault_cases import FaultCase
+from tests.queues.running_consumer import stop_consumer
 from tests.support.log_records import Written, written_log
 from tests.support.servers import processes
 
@@ -95,11 +96,7 @@ class FaultedConsumer:
         return not self.is_alive or getattr(self.consumer, "_error", None) is not None
 
     def stop(self) -> None:
-        if self._loop is None:
-            self.consumer.stop()
-            return
-        with suppress(RuntimeError):  # its loop has ended already
-            self._loop.call_soon_threadsafe(self.consumer.stop)
+        stop_consumer(self.consumer, self._loop)
 
     def join(self) -> None:
         assert self._thread is not None

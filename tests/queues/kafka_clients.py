@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.queues.kafka_topics import SECONDS, Handler, Topic, consumer_of, running
+from tests.queues.running_consumer import stop_consumer
 
 from oncekey import AsyncOnce, Once, Policy
 from oncekey.queues.kafka import AsyncKafkaConsumer
@@ -83,7 +84,7 @@ class AiokafkaClients:
         try:
             yield consumer
         finally:
-            self._loop.call_soon_threadsafe(consumer.stop)
+            stop_consumer(consumer, self._loop)
             error = run.exception(SECONDS)
         if error is not None:
             raise error

@@ -103,5 +103,5 @@ def kafka_workers(directory: Path, store: str) -> Iterator[Workers]:
         assert popen.stdin is not None
         assert popen.stdout is not None
         popen.stdin.close()
-        popen.wait(30)
+        popen.wait(90)
         popen.stdout.close()

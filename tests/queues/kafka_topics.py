@@ -148,8 +148,16 @@ class Topic:
         return found[0]
 
     def committed(self, topic: str | None = None) -> dict[int, int]:
-        """Return the offset that the group has committed of each partition; 0 for none."""
-        asked = self._asking.committed(self._partitions(topic or self.name), timeout=60)
+        """Return the offset that the group has committed of each partition; 0 for none. While the
+        group is being moved, Kafka answers with an error, which is not none."""
+        partitions = self._partitions(topic or self.name)
+        asked: list[TopicPartition] = []
+
+        def is_answered() -> bool:
+            asked[:] = self._asking.committed(partitions, timeout=60)
+            return not any(each.error for each in asked)
+
+        processes.wait_until(is_answered, "Kafka tells the committed offsets", SECONDS)
         return {each.partition: max(0, each.offset) for each in asked}
 
     @functools.cached_property

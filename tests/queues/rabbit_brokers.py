@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.queues.moved_clock import still_store
+from tests.queues.running_consumer import stop_consumer
 
 from oncekey import AsyncOnce, Once
 from oncekey.queues.broker import Settled
@@ -118,10 +119,8 @@ def consuming(
     try:
         yield made[0] if made else None
     finally:
-        if loops and thread.is_alive():
-            loops[0].call_soon_threadsafe(made[0].stop)
-        elif made:
-            made[0].stop()
+        if made:
+            stop_consumer(made[0], loops[0] if loops else None)
         thread.join(PATIENCE_S)
         assert not thread.is_alive(), "the consumer did not end"
     if errors:

@@ -52,11 +52,7 @@ class RunningConsumer:
         return self
 
     def stop(self) -> None:
-        if self._loop is not None:
-            with suppress(RuntimeError):  # its loop has ended already
-                self._loop.call_soon_threadsafe(self.consumer.stop)
-        else:
-            self.consumer.stop()
+        stop_consumer(self.consumer, self._loop)
 
     def join(self) -> None:
         assert self._thread is not None
@@ -102,6 +98,15 @@ class RunningConsumer:
                     self.error = error
 
         asyncio.run(main())
+
+
+def stop_consumer(consumer: Any, loop: asyncio.AbstractEventLoop | None) -> None:
+    """Stop a consumer that may have ended by itself at any moment, with its loop if it has one."""
+    if loop is None:
+        consumer.stop()
+    else:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(consumer.stop)
 
 
 class Handled:

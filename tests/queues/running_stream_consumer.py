@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from tests.queues.moved_clock import still_store
-from tests.queues.running_consumer import PATIENCE_S
+from tests.queues.running_consumer import PATIENCE_S, stop_consumer
 
 from oncekey import AsyncOnce, Once
 from oncekey.queues.queue_message import Message
@@ -50,11 +50,7 @@ class RunningStreamConsumer:
         assert self._is_made.wait(PATIENCE_S)
 
     def stop(self) -> None:
-        if self._loop is None:
-            self.consumer.stop()
-        else:
-            with suppress(RuntimeError):  # its loop has ended already
-                self._loop.call_soon_threadsafe(self.consumer.stop)
+        stop_consumer(self.consumer, self._loop)
 
     def join(self) -> None:
         assert self._thread is not None

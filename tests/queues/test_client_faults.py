@@ -29,10 +29,16 @@ SOAK = bool(os.environ.get("ONCEKEY_SOAK"))
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
+@pytest.fixture(autouse=True)
+def sockets_left_behind() -> Iterator[None]:
+    """Collects them after all that holds them has gone, or another test would be told of them."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultCase]:
-    yield CASES[request.param](monkeypatch)
-    gc.collect()  # or another test would be told of those sockets
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FaultCase:
+    return CASES[request.param](monkeypatch)
 
 
 def record(run: FaultedConsumer) -> dict[str, str]:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.queues.fault_cases import Topics
 from tests.queues.rabbit_queues import RabbitQueues
-from tests.queues.running_consumer import wait_until
+from tests.queues.running_consumer import stop_consumer, wait_until
 from tests.queues.sqs_queues import SqsQueues
 from tests.queues.stream_queues import StreamQueues
 from tests.support import redis_stores
@@ -105,7 +105,7 @@ def test_a_stop_ends_a_consumer_whose_broker_is_frozen(name: str, kind: str, log
         async with AsyncOnce("memory://") as once:
             made.append(queues.async_consumer(once, queue, handle_async, **options))
             loop = asyncio.get_running_loop()
-            stops.append(lambda: loop.call_soon_threadsafe(made[0].stop))
+            stops.append(lambda: stop_consumer(made[0], loop))
             await made[0].run()
 
     with ExitStack() as stack:

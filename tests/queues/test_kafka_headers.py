@@ -18,6 +18,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Producer, TopicPartition
 from tests.queues.kafka_topics import NEW_GROUP, SECONDS, Topic, consumer_of, running, wait_for
+from tests.queues.running_consumer import stop_consumer
 from tests.support.kafka_servers import headers_kafka, kafka_mock
 from tests.support.servers.kafka_server import KafkaMock
 
@@ -118,7 +119,7 @@ class AsyncConsumers:
         try:
             yield consumer
         finally:
-            loop.call_soon_threadsafe(consumer.stop)
+            stop_consumer(consumer, loop)
             thread.join(SECONDS)
         if errors:
             raise errors[0]

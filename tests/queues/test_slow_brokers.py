@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -187,17 +188,25 @@ def test_a_loop_that_is_left_gives_messages_back_and_leaves_the_broker() -> None
     assert queue.closed == 1
 
 
-def test_a_loop_ends_though_its_consumer_was_cancelled_twice() -> None:
-    """The second one leaves the first one's graceful end behind, which the loop then cancels."""
+@pytest.mark.parametrize("turns", list(itertools.product(range(4), range(3), range(4))))
+def test_a_loop_ends_though_its_consumer_was_cancelled_twice(turns: tuple[int, int, int]) -> None:
+    """The second one leaves the first one's graceful end behind, which the loop then cancels.
+    `turns` says how often the loop turns before each of the three."""
     queue = SlowBroker()
     queue.gate.set()
     filled(queue, 3)
 
-    async def play(consumer: AsyncConsumer, run: asyncio.Task[None]) -> None:
-        await until(lambda: consumer.in_hand == 3)
-        for _ in range(2):
-            run.cancel()
+    async def turn(times: int) -> None:
+        for _ in range(times):
             await asyncio.sleep(0)
+
+    async def play(consumer: AsyncConsumer, run: asyncio.Task[None]) -> None:
+        while consumer.in_hand < 3:
+            await turn(1)
+        for times in turns[:2]:
+            await turn(times)
+            run.cancel()
+        await turn(turns[2])
 
     loop = threading.Thread(target=in_a_loop, args=(queue, play, _for_an_hour), daemon=True)
     loop.start()

@@ -195,9 +195,9 @@ def test_a_consumer_whose_queue_is_deleted_ends_with_that_error(
     thread = threading.Thread(target=run)
     thread.start()
     pair.send(ORDER)
-    assert handled.wait(30)
+    assert handled.wait(90)
     server.client().delete_queue(QueueUrl=pair.source)
-    thread.join(30)
+    thread.join(90)
     assert not thread.is_alive()
     assert "does not exist" in str(errors[0])
 
@@ -243,15 +243,15 @@ def test_a_stop_lets_handlers_end_and_gives_back_what_has_not_begun(
 
     def slow(message: Message) -> None:
         began.set()
-        assert finish.wait(30)
+        assert finish.wait(90)
 
     consumer = made(once, pair.source, slow, concurrency=1, lease="1h")
     with running(consumer) as thread:
-        assert began.wait(30)
+        assert began.wait(90)
         processes.wait_until(lambda: consumer.in_hand == 5, "all are in hand")
         consumer.stop()
         finish.set()
-        thread.join(30)
+        thread.join(90)
     left = _receive_all(pair)
     # They are visible at once, though the lease was an hour, and were received once so far.
     assert len(left) == 4
@@ -266,7 +266,7 @@ def test_a_long_handler_keeps_its_message_hidden(once: Once, server: SqsServer) 
     renewed = threading.Event()
 
     def slow(message: Message) -> None:
-        assert renewed.wait(30)
+        assert renewed.wait(90)
 
     consumer = made(once, pair.source, slow, lease="2s")
     extend, times = consumer._broker.extend, [time.monotonic()]
@@ -299,7 +299,7 @@ def test_with_the_store_down_nothing_is_removed_or_received_twice(server: SqsSer
         consumer = made(once, pair.source, lambda message: ran.append(message.text))
         with running(consumer):
             pair.send(ORDER)
-            assert asked.wait(30)
+            assert asked.wait(90)
             assert ran == []
             assert not server.is_empty(pair.source)
             is_back.set()

@@ -99,7 +99,7 @@ def test_a_message_in_flight_elsewhere_stays_and_comes_again_after_that_lease(
 
     def slow(message: Message) -> None:
         running.set()
-        assert finish.wait(30)
+        assert finish.wait(90)
 
     shipping = Shipping()
     other = start(shipping)
@@ -109,7 +109,7 @@ def test_a_message_in_flight_elsewhere_stays_and_comes_again_after_that_lease(
         (held,) = owner.receive()
         thread = threading.Thread(target=owner.consumer.handle, args=(held,))
         thread.start()
-        assert running.wait(30)
+        assert running.wait(90)
         pair.send(ORDER)
         (message,) = other.receive()
         duplicate = other.handle(message)

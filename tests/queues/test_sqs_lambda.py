@@ -131,7 +131,7 @@ def test_a_duplicate_that_meets_its_twin_of_the_same_batch_is_not_reported(
 
     def ship(message: Message) -> None:
         orders.append(message.json()["order"])
-        assert met.wait(30)  # the handler ends after the duplicate has found its key in flight
+        assert met.wait(90)  # the handler ends after the duplicate has found its key in flight
 
     pair.send(*bodies(1, 1))
     event = event_of(pair)
@@ -198,14 +198,14 @@ def test_a_message_in_flight_elsewhere_is_reported_and_not_run(once: Once, pair:
 
     def slow(message: Message) -> None:
         running.set()
-        assert finish.wait(30)
+        assert finish.wait(90)
 
     slow_handler, shipping = made(once, slow), Shipping()
     pair.send(*bodies(1))
     first = event_of(pair)
     thread = threading.Thread(target=slow_handler, args=(first, None))
     thread.start()
-    assert running.wait(30)
+    assert running.wait(90)
     pair.send(*bodies(1))
     second = event_of(pair)
     assert reported(second, made(once, shipping)(second, None)) == bodies(1)

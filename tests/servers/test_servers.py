@@ -127,6 +127,9 @@ def test_a_synchronous_standby_has_every_commit_and_can_be_promoted() -> None:
         standby.promote()
         standby.execute("INSERT INTO notes VALUES ('two')")
         assert all_notes(standby) == ["one", "two"]
+        with standby.basebackup() as second:  # in a long run of failovers, one follows the other
+            assert all_notes(second) == ["one", "two"]
+            assert len(second.name) == len(standby.name)
 
 
 def test_a_commit_waits_for_a_missing_synchronous_standby() -> None:

@@ -80,6 +80,8 @@ class ReusedAsyncEtcdStore(AsyncEtcdStore):
         self._loop.close(self._end)
 
 
+# Three members share two cores with the tests and their other servers.
+PATIENCE = {"try_timeout": "20s", "call_timeout": "40s"}
 _open_stores: dict[str, tuple[Any, ReplaceableClock]] = {}
 
 
@@ -102,7 +104,8 @@ def _reuse(kind: type[Any], clock: Callable[[], int], options: dict[str, Any]) -
             processes.at_exit(close_reused)
         replaceable = ReplaceableClock()
         prefix = f"reused-{os.getpid()}-{len(_open_stores)}"
-        store = kind(etcd().addresses.split(","), prefix=prefix, clock=replaceable, **options)
+        given = {**PATIENCE, **options}
+        store = kind(etcd().addresses.split(","), prefix=prefix, clock=replaceable, **given)
         _open_stores[name] = store, replaceable
     store, replaceable = _open_stores[name]
     replaceable.clock = clock

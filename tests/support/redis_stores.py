@@ -14,6 +14,8 @@ from tests.support.servers.redis_server import DURABLE, RedisServer, redis_progr
 from tests.support.servers.requirements import require
 from tests.support.servers.server_lifetime import started
 
+UNHURRIED_MS = 60_000
+
 
 def valkey() -> RedisServer:
     """The shared Valkey server: durable on one node."""
@@ -47,9 +49,15 @@ def _redis() -> RedisServer:
 
 @functools.cache
 def _valkey_cluster() -> RedisCluster:
-    return started(RedisCluster(3, replicas=1, settings=DURABLE))
+    cluster = started(RedisCluster(3, replicas=1, settings=DURABLE))
+    for server in cluster.servers():
+        # Nobody fails here; on a busy machine a master would be replaced that is only slow.
+        server.execute("CONFIG", "SET", "cluster-node-timeout", UNHURRIED_MS)
+    return cluster
 
 
 @functools.cache
 def _sentinel() -> RedisSentinel:
-    return started(RedisSentinel(settings=DURABLE))
+    watched = started(RedisSentinel(settings=DURABLE))
+    watched.wait_longer(UNHURRIED_MS)
+    return watched

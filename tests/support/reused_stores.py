@@ -82,6 +82,8 @@ class ReusedAsyncStore(AsyncPostgresStore):
         shared_loop().run(super().close())
 
 
+# A server shares two cores with the tests and their other servers.
+PATIENCE = {"statement_timeout": "60s", "lock_timeout": "60s", "call_timeout": "90s"}
 _open_stores: dict[str, tuple[Any, ReplaceableClock]] = {}
 
 
@@ -122,7 +124,7 @@ def _reuse(
     key = f"{kind} {major} {sorted(options.items())}"
     if key not in _open_stores:
         replaceable = ReplaceableClock()
-        _open_stores[key] = make({**full, "clock": replaceable}), replaceable
+        _open_stores[key] = make({**PATIENCE, **full, "clock": replaceable}), replaceable
     store, replaceable = _open_stores[key]
     replaceable.clock = clock
     return store

@@ -53,3 +53,6 @@ MOVING: dict[str, Row] = {
         AsyncSQLiteStore(path / "keys.db", clock=clock), reused_async_store(clock)
     ),
 }
+
+# The rows with a file in the folder that they are given; the others get none made.
+IN_A_FOLDER = ("sqlite", "postgres-moving")

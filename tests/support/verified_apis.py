@@ -92,7 +92,7 @@ async def _charge_of_ada(environment: Environment) -> str:
     token = environment.data_dir.people[0].token
     headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "to-refund"}
     body = {"order": "to-refund", "cents": 1_000}
-    async with httpx.AsyncClient(base_url=environment.url, headers=headers) as client:
+    async with httpx.AsyncClient(base_url=environment.url, headers=headers, timeout=60) as client:
         made = (await client.post("/charges", json=body)).raise_for_status()
     return str(made.json()["id"])
 

@@ -1,4 +1,7 @@
-"""The `oncekey` command group. Turns every error into one line and an exit code."""
+"""The `oncekey` command group. Turns every error into one line and an exit code.
+
+Every command starts by importing this: what only some commands need, their own modules import.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +13,17 @@ import click
 
 from oncekey import ConfigurationError, InvalidKey, OncekeyError, __version__
 from oncekey.cli.command_options import STORE_ENV, TRACEBACK_ENV
-from oncekey.cli.commands.completion import completion
-from oncekey.cli.commands.consume import consume
-from oncekey.cli.commands.copy import copy
-from oncekey.cli.commands.dashboard import dashboard
-from oncekey.cli.commands.demo import demo
-from oncekey.cli.commands.doctor import doctor
-from oncekey.cli.commands.exporter import exporter
-from oncekey.cli.commands.guarantee import guarantee
-from oncekey.cli.commands.list_keys import list_keys
-from oncekey.cli.commands.migrate import migrate
-from oncekey.cli.commands.policy import policy
-from oncekey.cli.commands.recover import recover
-from oncekey.cli.commands.redrive import redrive
-from oncekey.cli.commands.release import release
-from oncekey.cli.commands.resolve import resolve
-from oncekey.cli.commands.show import show
-from oncekey.cli.commands.stats import stats
-from oncekey.cli.commands.sweep import sweep
-from oncekey.cli.commands.verify import verify
-from oncekey.cli.commands.version import version
+from oncekey.cli.command_table import CommandGroup
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.output import error_line, survive_any_encoding
 from oncekey.cli.redact import remember_passwords
-from oncekey.demo import DemoFailed
 
 _NAME = "oncekey"
 
 
 @click.group(
+    cls=CommandGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
@@ -65,32 +49,6 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-_COMMANDS = (
-    demo,
-    dashboard,
-    list_keys,
-    show,
-    resolve,
-    release,
-    stats,
-    doctor,
-    guarantee,
-    verify,
-    recover,
-    consume,
-    redrive,
-    sweep,
-    migrate,
-    copy,
-    exporter,
-    policy,
-    completion,
-    version,
-)
-for command in _COMMANDS:
-    cli.add_command(command)
-
-
 def run(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit code."""
     # Library logs are for applications; a command prints what matters itself.
@@ -109,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     except (UsageProblem, InvalidKey, ConfigurationError) as error:
         error_line(str(error))
         return ExitCode.USAGE
-    except (OncekeyError, DemoFailed, OSError) as error:
+    except (OncekeyError, OSError) as error:
         error_line(str(error))
         return ExitCode.FAILED
     except Exception as error:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from oncekey import Listing, StoreUnavailable
 from oncekey.cli.key_table import listing_data, listing_table, reach
@@ -17,6 +14,9 @@ from oncekey.cli.signals import StopRequest, stop_on_signal
 from oncekey.core.search import Query
 from oncekey.core.store import Store
 from oncekey.engine.administration import list_keys, run_plan
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 EVERY_DEFAULT: Final = "2"
 EVERY_MIN_SECONDS: Final = 0.2
@@ -53,6 +53,9 @@ def watch_listing(out: Output, store: Store, query: Query, limit: int, every: fl
 def _draw(
     out: Output, store: Store, query: Query, limit: int, every: float, stop: StopRequest
 ) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
     with Live(console=out.console, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while not stop.requested:
             try:
@@ -64,6 +67,9 @@ def _draw(
 
 
 def _drawing(listing: Listing, limit: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
     at = f"{listing.now:%Y-%m-%d %H:%M:%S} UTC  "
     below = Text(at + reach(listing, limit, from_newest=True), "dim")
     return Group(rich_table(*listing_table(listing)), below) if listing.keys else below

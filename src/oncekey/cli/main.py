@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from oncekey.cli.exit_codes import ExitCode
 
-_EXTRA = frozenset({"click", "rich"})
+_EXTRA = ("click", "rich")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    try:
-        from oncekey.cli.app import run
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        print(f'the command needs {error.name}: pip install "oncekey[cli]"', file=sys.stderr)
-        return ExitCode.USAGE
+    for package in _EXTRA:
+        # Asked first: what a command prints imports rich, and by then it has done its work.
+        if find_spec(package) is None:
+            print(f'the command needs {package}: pip install "oncekey[cli]"', file=sys.stderr)
+            return ExitCode.USAGE
+    from oncekey.cli.app import run
+
     return run(sys.argv[1:] if argv is None else argv)
 
 

@@ -2,7 +2,8 @@
 
 With --json stdout carries one JSON document and nothing else. Progress is shown on a terminal only.
 Text from a store or a command line is escaped: it is data, never markup or control characters.
-redact.py removes passwords.
+redact.py removes passwords. rich is imported where something is shown to people: JSON and errors
+do without, and start faster.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
-
-from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from oncekey.cli.redact import redact_remembered
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
 # Without a terminal there is no width to ask for.
 _PIPE_WIDTH = 120
@@ -31,8 +32,14 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = _console(stderr=False)
-        self._stderr = _console(stderr=True)
+
+    @cached_property
+    def console(self) -> Console:
+        return _console(stderr=False)
+
+    @cached_property
+    def _stderr(self) -> Console:
+        return _console(stderr=True)
 
     def data(self, value: Any) -> None:
         """Writes the result as one JSON document."""
@@ -46,12 +53,12 @@ class Output:
 
     def line(self, text: str, style: str = "") -> None:
         """Writes one line of the result for people, never wrapped."""
-        self.console.print(Text(printable(text), style), soft_wrap=True)
+        self.console.print(_text(printable(text), style), soft_wrap=True)
 
     def line_above(self, text: str, style: str = "") -> None:
         """Writes one line of the result while progress is shown below it on the same terminal."""
         if self.console.is_terminal and self._stderr.is_terminal:
-            self._stderr.print(Text(printable(text), style), soft_wrap=True)
+            self._stderr.print(_text(printable(text), style), soft_wrap=True)
         else:
             self.line(text, style)
 
@@ -72,11 +79,13 @@ class Output:
             for name, value in rows.items():
                 self.line(f"{name:<{width}}  {value}")
             return
+        from rich.table import Table
+
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
         for name, value in rows.items():
-            grid.add_row(Text(printable(name)), Text(printable(value)))
+            grid.add_row(_text(printable(name)), _text(printable(value)))
         self.console.print(grid)
 
     def table(
@@ -98,19 +107,22 @@ class Output:
         if not self._stderr.is_terminal:
             yield lambda text: None
             return
-        with self._stderr.status(Text(text)) as status:
-            yield lambda text: status.update(Text(printable(text)))
+        with self._stderr.status(_text(text)) as status:
+            yield lambda text: status.update(_text(printable(text)))
 
 
 def rich_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str]
 ) -> RenderableType:
     """A table for a terminal; a cell that is in `styles` has that style."""
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(Text(column), overflow="fold")
+        table.add_column(_text(column), overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(cell), styles.get(cell, "")) for cell in row))
+        table.add_row(*(_text(printable(cell), styles.get(cell, "")) for cell in row))
     return table
 
 
@@ -134,7 +146,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def _text(text: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(text, style)
+
+
 def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
     console = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH

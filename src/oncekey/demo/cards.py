@@ -21,10 +21,10 @@ class Card(enum.StrEnum):
 #: How long the provider takes to answer, once it has acted.
 USUAL_SECONDS = 0.15
 SLOW_SECONDS = 2.0
-#: How much longer it takes if a scenario wants its client to give up first.
-HELD_MAX_SECONDS = 5.0
+#: How much longer it takes at most if a scenario wants something to happen first.
+HELD_MAX_SECONDS = 15.0
 #: A stuck provider has acted, and does not answer for this long; asked for the same order again,
 #: it answers at once.
-STUCK_SECONDS = 20.0
+STUCK_SECONDS = 40.0
 #: How long the API waits for the provider before it answers its own client with an error.
-PROVIDER_TIMEOUT_SECONDS = 8.0
+PROVIDER_TIMEOUT_SECONDS = 20.0

@@ -48,7 +48,8 @@ class Worker:
     async def next_ended(self) -> LoggedRequest:
         """Waits for the next request, or delivery of a message, that this process is done with."""
         try:
-            ended = await asyncio.wait_for(self._ended.get(), _END_TIMEOUT_SECONDS)
+            async with asyncio.timeout(_END_TIMEOUT_SECONDS):
+                ended = await self._ended.get()
         except TimeoutError:
             raise DemoFailed(f"{self._what} {self.pid} does nothing") from None
         if ended is None:
@@ -108,7 +109,8 @@ class Workers:
             assert process.stdout is not None
             process.stdin.write(json.dumps(self._settings | settings).encode() + b"\n")
             await process.stdin.drain()
-            line = await asyncio.wait_for(process.stdout.readline(), _START_TIMEOUT_SECONDS)
+            async with asyncio.timeout(_START_TIMEOUT_SECONDS):
+                line = await process.stdout.readline()
             port = json.loads(line).get("port")
         except (TimeoutError, OSError, ValueError) as error:
             if process.returncode is None:

@@ -88,14 +88,18 @@ class Tally(Observer):
     def _make_due(self) -> None:
         """Have a thread hand over what comes until a second from now, also if nothing comes."""
         self._is_due = True
-        mine = weakref.ref(self)
-        timer = threading.Timer(TALLY_SECONDS, _flush, (mine,))
+        # It keeps this tally until then: an engine that is closed and forgotten was counted, too.
+        timer = threading.Timer(TALLY_SECONDS, self._flush_due)
         timer.daemon = True
         timer.name = "oncekey-tally"
         try:
             timer.start()
         except RuntimeError:  # the interpreter ends; what has come is handed over at its exit
             pass
+
+    def _flush_due(self) -> None:
+        self._is_due = False  # first: whoever comes from now on starts the next timer
+        self.flush()
 
 
 def _taken(queue: deque[T]) -> list[T]:
@@ -124,13 +128,6 @@ def sums_of(events: list[Event], batches: list[int]) -> Sums:
             lists.finish.extend([event.finish_us / 1_000_000 for event in ran])
     decisions = {Counted(*labels): len(group) for labels, group in groups.items()}
     return Sums(decisions, durations, batches)
-
-
-def _flush(reference: weakref.ref[Tally]) -> None:
-    tally = reference()
-    if tally is not None:
-        tally._is_due = False  # first: whoever comes from now on starts the next timer
-        tally.flush()
 
 
 _alive: weakref.WeakSet[Tally] = weakref.WeakSet()

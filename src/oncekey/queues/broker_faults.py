@@ -26,6 +26,8 @@ from oncekey.queues.disposition import describe
 
 T = TypeVar("T")
 
+# What a client that was cancelled in its start or its stop is given to close its connections.
+CUT_OFF_S: Final = 1.0
 CANCELLED: Final = "the broker's client has cancelled it, as it does if its connection is lost"
 
 

@@ -22,7 +22,7 @@ def exported() -> list[float]:
     """What each member tells Prometheus, which is another way than the store's."""
     found = []
     for address in etcd().addresses.split(","):
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=90) as answer:
             match = _IN_USE.search(answer.read().decode())
         assert match is not None
         found.append(float(match[1]))

@@ -22,11 +22,11 @@ from tests.support.postgres_adapters import (
     make_claim,
     waiting,
 )
-from tests.support.servers import Postgres
+from tests.support.servers import Postgres, processes
 
 from oncekey.core.commands import Claimed
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.postgres import PostgresStore, options
 from oncekey.testing.contract.engine_case import wait_until_true
 
 SCHEMA = "oncekey"
@@ -60,25 +60,31 @@ def test_a_closed_store_is_unavailable_until_it_is_reopened(
     assert isinstance(store.claim(make_claim("other")), Claimed)
 
 
-def sessions(postgres: Postgres, name: str = "oncekey") -> int:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+def sessions(postgres: Postgres, name: str = "oncekey", that: str = "true") -> int:
+    query = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND {that}"  # noqa: S608
     return int(postgres.execute(query, (name,))[0][0])
 
 
-def test_close_lets_a_running_call_finish(adapters: StoreAdapters, postgres: Postgres) -> None:
+def test_close_lets_a_running_call_finish(
+    adapters: StoreAdapters, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A batch that waits for a lock is sent anew after this long, and a closed store sends nothing.
+    monkeypatch.setattr(options, "BATCH_LOCK_US", 240_000_000)
     names = ("lock_timeout", "statement_timeout", "pool_timeout", "call_timeout")
-    store = adapters.store(postgres.url(), pool_size=1, **dict.fromkeys(names, "240s"))
+    mine = processes.fresh_name("closing")  # a session of another test may wait, too
+    url = f"{postgres.url()}?application_name={mine}"
+    store = adapters.store(url, pool_size=1, **dict.fromkeys(names, "240s"))
     store.prepare()
     with locked(postgres, f"{SCHEMA}.records"):
         running = adapters.start(store.apply, [make_claim("k")])
-        wait_until_true(lambda: waiting(postgres, SCHEMA) == 1)
+        wait_until_true(lambda: sessions(postgres, mine, "wait_event_type = 'Lock'") == 1)
         queued = adapters.start(store.apply, [make_claim("other")])
         store.close()
     assert isinstance(running.result(60)[0], Claimed)
     error = queued.exception(60)
     assert isinstance(error, StoreUnavailable)
     assert error.final
-    wait_until_true(lambda: sessions(postgres) == 0)
+    wait_until_true(lambda: sessions(postgres, mine) == 0)
 
 
 # --- asyncio's own --------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.stores import circuit_breaker
-from oncekey.stores.postgres import asyncpg_connections, psycopg_connections
+from oncekey.stores.postgres import asyncpg_connections, options, psycopg_connections
 from oncekey.testing.contract.engine_case import wait_until_true
 
 ROWS = "SELECT attempt, fence FROM oncekey.records WHERE uuid_send(id) = %s"
@@ -230,8 +230,10 @@ def test_a_connection_that_its_pool_has_taken_back_counts_as_closed(postgres: Po
 
 @pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
 def test_a_server_that_stops_during_a_call_makes_it_ambiguous(
-    adapters: StoreAdapters, postgres: Postgres, mode: Any
+    adapters: StoreAdapters, postgres: Postgres, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A batch that waits for a lock is sent anew after this long, and then it has not been sent.
+    monkeypatch.setattr(options, "BATCH_LOCK_US", 240_000_000)
     store = adapters.store(postgres.url(), lock_timeout="60s", statement_timeout="60s")
     store.prepare()
     with locked(postgres, "oncekey.records"):

@@ -25,7 +25,7 @@ def test_two_event_loops_in_two_threads_share_an_async_store(tmp_path: Path) -> 
     replies: dict[bytes, list[Reply]] = {}
 
     async def work(owner: bytes) -> list[Reply]:
-        start.wait(30)
+        start.wait(90)
         batches = [store.apply([claim(n, owner)]) for n in range(100)]
         return [reply for batch in await asyncio.gather(*batches) for reply in batch]
 

@@ -208,7 +208,7 @@ def test_a_fork_waits_for_a_running_transaction(tmp_path: Path) -> None:
     def clock() -> int:
         if getattr(mine, "stops", False):  # a renewal reads it in its transaction
             inside.set()
-            assert go.wait(30)
+            assert go.wait(90)
         return 1_700_000_000_000_000
 
     store = SQLiteStore(tmp_path / "keys.db", clock=clock)
@@ -222,7 +222,7 @@ def test_a_fork_waits_for_a_running_transaction(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=slow)
     thread.start()
-    assert inside.wait(30)
+    assert inside.wait(90)
     # Whether it goes off before or after the fork has begun to wait: both must be right.
     threading.Timer(0.05, go.set).start()
 

@@ -50,6 +50,7 @@ BEGAN_VARIABLE: Final = "CHAOS_BEGAN"  # when the plan's time began, in the hist
 MOVERS_VARIABLE: Final = "CHAOS_MOVERS"  # the ports of the workers whose keys move
 ASKED_SUFFIX: Final = ".asked"  # of the files with operations that a fault asks for
 HEALED_FILE: Final = "healed"
+ALL_SENT_FILE: Final = "all-sent"  # every planned operation was sent once
 TIMEOUT_SECONDS: Final = 8.0
 PAUSE_FIRST_SECONDS: Final = 0.05
 PAUSE_MAX_SECONDS: Final = 1.0
@@ -91,6 +92,7 @@ class Clients:
                 await asyncio.sleep(max(0.0, start + operation["at"] - time.monotonic()))
                 await self._room.acquire()
                 tasks.create_task(self._first_part(operation))
+            (self._folder / ALL_SENT_FILE).touch()
             tasks.create_task(self._last_part(asked))
         await self._broker.aclose()
 

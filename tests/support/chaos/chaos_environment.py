@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.chaos.chaos_clients import (
+    ALL_SENT_FILE,
     BEGAN_VARIABLE,
     HEALED_FILE,
     MOVERS_VARIABLE,
@@ -276,6 +277,20 @@ class ChaosEnvironment:
         if self.clients.exit_code != 0:
             raise ServerFailed(f"the clients failed\n{self.clients.log}")
         return True
+
+    def have_sent_all(self) -> bool:
+        """True once the clients have sent every planned operation: on a slow machine they send
+        some of them when the plan's time is over."""
+        return (self.folder / ALL_SENT_FILE).exists()
+
+    def stop_what_writes(self) -> None:
+        """End clients, API and consumers, each of which ends what it has begun."""
+        writers = [self.clients, *self.workers, *self.movers, *self.consumers]
+        running = [process for process in writers if process.is_running]
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.stop()
 
     def logs(self) -> str:
         named = [*self.workers, *self.movers, *self.consumers]

@@ -21,7 +21,8 @@ from tests.support.chaos.operation_history import read_history
 from tests.support.chaos.payment_names import PARCEL_SCOPE, PARCELS, STREAM, TABLE
 from tests.support.servers.rabbitmq_server import RabbitServer
 
-LAST_SECONDS: Final = 180  # for the clients to learn every outcome, once the run has healed
+LAST_SECONDS: Final = 180  # for the clients to learn every outcome, once they have sent it all
+SENDING_SECONDS: Final = 1_800  # for what a slow machine has left to send when the run has healed
 _LOOK_SECONDS: Final = 0.2
 
 RECORDS: Final = """SELECT encode(uuid_send(id), 'hex'), state, fence, attempt, scope, operation,
@@ -47,8 +48,12 @@ def run(plan: ChaosPlan, log: Path, rabbitmq: RabbitServer | None = None) -> lis
             nemesis.run()
             _heal(environment)
             ended = (_wait_for_clients, _wait_for_streams, _wait_for_parcels)
-            _collect(environment, is_complete=all(one(environment) for one in ended))
+            is_complete = all(one(environment) for one in ended)
             logs = environment.logs()
+            if not is_complete:
+                _say("the run does not come to an end; its processes are stopped")
+                environment.stop_what_writes()
+            _collect(environment, is_complete=is_complete)
         events = merged(folder, environment.began)
     log.write_text(logs, encoding="utf-8")
     return [{"at": 0.0, "kind": "plan", "options": plan.as_json()["options"]}, *events]
@@ -79,8 +84,10 @@ def _heal(environment: ChaosEnvironment) -> None:
 
 
 def _wait_for_clients(environment: ChaosEnvironment) -> bool:
-    end = time.monotonic() + LAST_SECONDS
+    end, has_sent_all = time.monotonic() + SENDING_SECONDS, False
     while not environment.clients_ended():
+        if environment.have_sent_all() and not has_sent_all:
+            end, has_sent_all = time.monotonic() + LAST_SECONDS, True
         if time.monotonic() > end:
             return False
         time.sleep(_LOOK_SECONDS)

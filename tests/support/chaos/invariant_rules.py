@@ -246,18 +246,24 @@ def i10_repeatable_is_never_unknown(
 def i11_an_outcome_in_the_end(
     operation: OperationHistory, run: RunHistory
 ) -> Iterator[tuple[str, float]]:
+    if run.ended is None or not run.ended["complete"]:
+        return  # its processes were stopped before they could ask; `_of_the_run` says so
     state = operation.record["state"] if operation.record is not None else 0
-    end = run.ended["at"] if run.ended else 0.0
+    end = run.ended["at"]
     if state == STATE_PENDING:
         yield "its record is pending at the end", end
     if operation.level == "queue" and operation.published and not operation.effect_ids():
         yield "its message was published, but it has no effect", end
     if operation.level == "queue" and operation.published and state != STATE_SUCCEEDED:
         yield f"its message was published, but its record has state {state}", end
-    asked = [one for one in operation.tries.values() if one.variant == "same"]
-    known = [one for one in asked if one.is_success or one.code in KNOWN]
-    if asked and not known:
+    if _is_unknown(operation):
         yield "no client has learnt its outcome", end
+
+
+def _is_unknown(operation: OperationHistory) -> bool:
+    """True if clients have asked, and none was told an outcome."""
+    asked = [one for one in operation.tries.values() if one.variant == "same"]
+    return bool(asked) and not any(one.is_success or one.code in KNOWN for one in asked)
 
 
 def i12_records_stay(operation: OperationHistory, run: RunHistory) -> Iterator[tuple[str, float]]:
@@ -350,7 +356,11 @@ def i12_the_sweeper_takes_nothing(run: RunHistory) -> Iterator[Violation]:
 def _of_the_run(run: RunHistory) -> Iterator[Violation]:
     yield from i12_the_sweeper_takes_nothing(run)
     if run.ended is None or not run.ended["complete"]:
-        yield Violation("I11", "", "the clients or the stream did not come to an end", 0.0)
+        unknown = [one.id for one in run.operations.values() if _is_unknown(one)]
+        text = "the clients or the stream did not come to an end"
+        if unknown:
+            text += f"; outcomes that are unknown: {len(unknown)}, the first is of {unknown[0]}"
+        yield Violation("I11", "", text, 0.0)
     for note in run.notes:
         yield Violation("I11", "", f"{note}", note["at"])
 

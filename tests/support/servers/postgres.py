@@ -244,7 +244,7 @@ class Postgres:
             base or self.base,
             installation=self.installation,
             settings={**self.settings, **(settings or {})},
-            name=processes.fresh_name(f"{self.name}-{application_name}"),
+            name=processes.fresh_name(f"postgres-{application_name}"),
             env=self.env,
         )
         standby.user.make_directory(standby.directory)

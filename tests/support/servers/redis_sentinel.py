@@ -81,6 +81,12 @@ class RedisSentinel(ServerGroup):
             sentinel.wait_ready()
         self.wait_until_whole()
 
+    def wait_longer(self, milliseconds: int) -> None:
+        """Let the Sentinels wait this long before a master that does not answer is replaced."""
+        for sentinel in self.sentinels:
+            name = "down-after-milliseconds"
+            sentinel.execute("SENTINEL", "SET", SERVICE, name, milliseconds)
+
     def url(self) -> str:
         sentinels = ",".join(sentinel.address for sentinel in self.sentinels)
         return f"redis+sentinel://{sentinels}/{SERVICE}"

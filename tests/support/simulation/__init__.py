@@ -23,7 +23,7 @@ every key must be claimable or unknown (I10, I11).
     seed_search, smaller_plan   runs many seeds; makes a failing world small
     plan_text                   a world in sentences
 
-How to run it. `pytest tests/simulation` runs ten thousand worlds, `make simulate` a million, and
+How to run it. `pytest tests/simulation` runs five thousand worlds, `make simulate` a million, and
 `python -m tests.support.simulation --seed 17 -v` tells the story of one.
 
 What it leaves out, on purpose:

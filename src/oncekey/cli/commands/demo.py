@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import click
 from oncekey.cli.command_options import json_option
 from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.open_store import UsageProblem
-from oncekey.cli.output import Output
+from oncekey.cli.output import Output, error_line
 from oncekey.cli.redact import redact_url
+from oncekey.demo import DemoFailed
 
 _PACKAGES = frozenset(
     {"fastapi", "starlette", "pydantic", "uvicorn", "httpx", "http_sf", "rfc8785", "multipart"}
@@ -83,7 +85,7 @@ def demo(
     demo_loop, demo_report = _load()
     _check_what_to_play(play, only, compare, demo_loop.NAMES)
     out = Output(as_json=as_json)
-    with ExitStack() as stack:
+    with _failure_in_one_line(context), ExitStack() as stack:
         folder = _folder(path, stack)
         if not play:
             started = partial(demo_report.started, out=out, kept=path is not None)
@@ -129,6 +131,17 @@ def _load() -> tuple[Any, Any]:
             raise
         raise UsageProblem(f'the demo needs {error.name}: pip install "oncekey[demo]"') from error
     return demo_loop, demo_report
+
+
+@contextmanager
+def _failure_in_one_line(context: click.Context) -> Iterator[None]:
+    """Says why the demo could not run. Here and not in app.py, which imports nothing of a command
+    that is not run."""
+    try:
+        yield
+    except DemoFailed as error:
+        error_line(str(error))
+        context.exit(ExitCode.FAILED)
 
 
 def _folder(path: Path | None, stack: ExitStack) -> Path:

@@ -166,7 +166,7 @@ class ProviderLedger:
             return Counts(*ledger.execute(_COUNTS, {"order": order, "kind": kind}).fetchone())
 
     def hold(self, order: str) -> None:
-        """Let a slow card of this order stay unanswered until `let_go`."""
+        """Let requests for this order stay unanswered until `let_go`."""
         with self._open() as ledger:
             ledger.execute("INSERT OR IGNORE INTO held VALUES (?)", (order,))
 

@@ -92,11 +92,9 @@ class Provider:
             return _error(500, "the money has moved, and then something broke")
         if card is Card.STUCK:
             await self._pause(STUCK_SECONDS if times == 1 else 0)
-        elif card is Card.SLOW:
-            await self._pause(SLOW_SECONDS)
-            await self._while_held(wanted.order)
         else:
-            await self._pause(USUAL_SECONDS)
+            await self._pause(SLOW_SECONDS if card is Card.SLOW else USUAL_SECONDS)
+            await self._while_held(wanted.order)
         return JSONResponse(receipt)
 
     async def _while_held(self, order: str) -> None:
@@ -107,7 +105,8 @@ class Provider:
 
     async def _pause(self, seconds: float) -> None:
         try:
-            await asyncio.wait_for(self._closing.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
         except TimeoutError:
             pass
 

@@ -105,12 +105,14 @@ async def persist(
     raise DemoFailed(f"still in flight after {TIMEOUT_SECONDS:g} s")
 
 
-async def until(true: Callable[[], bool], what: str, unless: asyncio.Future[Any]) -> None:
+async def until(
+    true: Callable[[], bool], what: str, unless: asyncio.Future[Any] | None = None
+) -> None:
     """Waits until `true()`; raises if that takes too long, or if `unless` ends first."""
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while not await asyncio.to_thread(true):
-                if unless.done():
+                if unless is not None and unless.done():
                     unless.result()
                     raise DemoFailed(f"it was answered before {what}")
                 await asyncio.sleep(_POLL_SECONDS)

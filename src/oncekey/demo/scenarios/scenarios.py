@@ -9,25 +9,57 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import httpx
 
 from oncekey.demo.cards import Card
 from oncekey.demo.handlers import Handler
-from oncekey.demo.provider.ledger import Counts
+from oncekey.demo.provider.ledger import Counts, Kind
 from oncekey.demo.scenario_result import CallerResult, ResponseKind
 from oncekey.demo.scenarios.scenario import Played, Scenario, ScenarioTools
-from oncekey.demo.scenarios.scenario_client import CENTS, Reply, persist, until
+from oncekey.demo.scenarios.scenario_client import CENTS, OnProgress, Reply, persist, until
 from oncekey.demo.shipping.sqlite_queue import OrderQueue
 
 DUPLICATES = 20
 CLIENT_TIMEOUT_SECONDS = 0.5
+_T = TypeVar("_T")
+
+
+async def _meet(
+    tools: ScenarioTools,
+    order: str,
+    send: Callable[[OnProgress], Awaitable[_T]],
+    kind: Kind = "charge",
+) -> _T:
+    """Send a duplicate while the provider keeps the first request waiting, and let the provider
+    answer when the two have met: the duplicate was told to wait, or was answered, or has reached
+    the provider as well."""
+    was_told = asyncio.Event()
+
+    def on_progress(text: str) -> None:
+        was_told.set()
+        tools.on_progress(text)
+
+    sending = asyncio.ensure_future(send(on_progress))
+
+    def have_met() -> bool:
+        if was_told.is_set() or sending.done():
+            return True
+        return tools.ledger.counts(order, kind).acted > 1
+
+    try:
+        await until(have_met, "the duplicate has come")
+    finally:
+        await asyncio.to_thread(tools.ledger.let_go, order)
+    return await sending
 
 
 async def _lost_answer(tools: ScenarioTools, key: str) -> Played:
     tools.on_progress("sending a charge")
+    await asyncio.to_thread(tools.ledger.hold, key)
     first = asyncio.create_task(tools.client.charge(key, card=Card.SLOW))
     await until(lambda: tools.ledger.counts(key).acted > 0, "the provider has acted", first)
     tools.on_progress("the connection breaks before the answer")
@@ -39,18 +71,20 @@ async def _lost_answer(tools: ScenarioTools, key: str) -> Played:
     def click() -> Awaitable[Reply]:
         return tools.client.charge(key, card=Card.SLOW)
 
-    second = await persist("click 2", click, tools.on_progress)
+    second = await _meet(tools, key, lambda told: persist("click 2", click, told))
     again = await persist("click 3", click, tools.on_progress)
     return (lost, *second, *again), ()
 
 
 async def _at_once(tools: ScenarioTools, key: str) -> Played:
     tools.on_progress(f"sending the same charge {DUPLICATES} times at once")
-    all_answers = await asyncio.gather(
-        *(
-            persist("", lambda: tools.client.charge(key), tools.on_progress)
-            for _ in range(DUPLICATES)
-        )
+    await asyncio.to_thread(tools.ledger.hold, key)
+    all_answers = await _meet(
+        tools,
+        key,
+        lambda told: asyncio.gather(
+            *(persist("", lambda: tools.client.charge(key), told) for _ in range(DUPLICATES))
+        ),
     )
     last = Counter(answers[-1].got for answers in all_answers)
     waited = sum(len(answers) > 1 for answers in all_answers)
@@ -74,10 +108,11 @@ async def _at_once(tools: ScenarioTools, key: str) -> Played:
 
 async def _other_amount(tools: ScenarioTools, key: str) -> Played:
     tools.on_progress("sending 49.00")
+    await asyncio.to_thread(tools.ledger.hold, key)
     first = asyncio.create_task(tools.client.charge(key, card=Card.SLOW))
     await until(lambda: tools.ledger.counts(key).asked > 0, "the provider was asked", first)
     tools.on_progress("sending 1.00 with the same key")
-    during = await tools.client.charge(key, cents=100, card=Card.SLOW)
+    during = await _meet(tools, key, lambda _: tools.client.charge(key, cents=100, card=Card.SLOW))
     done = await first
     after = await tools.client.charge(key, cents=100, card=Card.SLOW)
     same = await tools.client.charge(key, card=Card.SLOW)
@@ -107,12 +142,14 @@ async def _slow(tools: ScenarioTools, key: str) -> Played:
     await until(lambda: tools.ledger.counts(key).acted > 0, "the provider has acted", first)
     gave_up = CallerResult("first", ResponseKind.GAVE_UP, f"after {CLIENT_TIMEOUT_SECONDS:g} s")
     with suppress(TimeoutError):
-        reply = await asyncio.wait_for(first, CLIENT_TIMEOUT_SECONDS)
+        async with asyncio.timeout(CLIENT_TIMEOUT_SECONDS):
+            reply = await first
         gave_up = reply.as_result("first")
-    await asyncio.to_thread(tools.ledger.let_go, key)
-    retry = await persist(
-        "retry", lambda: tools.client.charge(key, card=Card.SLOW), tools.on_progress
-    )
+
+    def charge() -> Awaitable[Reply]:
+        return tools.client.charge(key, card=Card.SLOW)
+
+    retry = await _meet(tools, key, lambda told: persist("retry", charge, told))
     return (gave_up, *retry), ()
 
 
@@ -154,8 +191,12 @@ async def _refund(tools: ScenarioTools, key: str) -> Played:
     def click() -> Awaitable[Reply]:
         return tools.client.refund(str(charge.body["id"]), refund, CENTS)
 
-    once, twice = await asyncio.gather(
-        persist("click", click, tools.on_progress), persist("click", click, tools.on_progress)
+    await asyncio.to_thread(tools.ledger.hold, key)
+    once, twice = await _meet(
+        tools,
+        key,
+        lambda told: asyncio.gather(persist("click", click, told), persist("click", click, told)),
+        "refund",
     )
     # Which click came first does not matter.
     answers = sorted((*once, *twice), key=lambda answer: answer.got is ResponseKind.REPLAYED)

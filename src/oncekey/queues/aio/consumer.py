@@ -195,8 +195,7 @@ class AsyncConsumer(ConsumerBase):
         if self._store_is_up.is_set():
             self._room.clear()
             if not self._free():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), _FULL_WAIT_S)
+                await _set_within(self._room, _FULL_WAIT_S)
             return
         pause = PAUSE_FIRST_S
         while not await self._stopped_within(pause):
@@ -209,8 +208,7 @@ class AsyncConsumer(ConsumerBase):
             pause = next_pause(pause)
 
     async def _stopped_within(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+        await _set_within(self._stopping, seconds)
         return self._stopping.is_set()
 
     # --- working ------------------------------------------------------------------------------
@@ -280,8 +278,7 @@ class AsyncConsumer(ConsumerBase):
         entry.is_waiting = True
         if twin.ended is None:
             twin.ended = asyncio.Event()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(twin.ended.wait(), TWIN_WAIT_S)
+        await _set_within(twin.ended, TWIN_WAIT_S)
         entry.is_waiting = False
 
     async def _wait_for_store(self, disposition: Disposition) -> None:
@@ -296,8 +293,7 @@ class AsyncConsumer(ConsumerBase):
                 disposition.reason,
             )
         while not self._store_is_up.is_set() and not self._stopping.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._store_is_up.wait(), _FULL_WAIT_S)
+            await _set_within(self._store_is_up, _FULL_WAIT_S)
 
     # --- settling -----------------------------------------------------------------------------
 
@@ -306,8 +302,7 @@ class AsyncConsumer(ConsumerBase):
             every = plan.lease_s / EXTENSIONS_PER_LEASE
             due = time.monotonic() + every
             while self._done or not self._is_over:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._has_done.wait(), max(0.0, due - time.monotonic()))
+                await _set_within(self._has_done, max(0.0, due - time.monotonic()))
                 await self._settle_done()
                 now = time.monotonic()
                 if now >= due:
@@ -348,8 +343,7 @@ class AsyncConsumer(ConsumerBase):
         self._give_back_unbegun()
         while len(self._hand) and (left := until - time.monotonic()) > 0:
             self._room.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._room.wait(), left)
+            await _set_within(self._room, left)
         if len(self._hand):
             self._tell_unsettled()
         for _ in self._workers:
@@ -387,6 +381,13 @@ class AsyncConsumer(ConsumerBase):
                 continue
             settled, _ = self._hand.end(entry, STOPPED)
             self._ended(settled)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, or for so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 async def _ended_within(task: asyncio.Future[Any], seconds: float) -> bool:

@@ -25,10 +25,16 @@ from aiokafka.errors import (
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable, Settled
-from oncekey.queues.broker_faults import is_cancelled, is_fault, reason_of
+from oncekey.queues.broker_faults import CUT_OFF_S, is_cancelled, is_fault, reason_of
 from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
-from oncekey.queues.kafka.aiokafka_group import CUT_OFF_S, new_clients, pin_the_end, set_back, stop
+from oncekey.queues.kafka.aiokafka_group import (
+    new_clients,
+    pin_the_end,
+    set_back,
+    start,
+    stop,
+)
 from oncekey.queues.kafka.aiokafka_redrive import redrive
 from oncekey.queues.kafka.aiokafka_topics import AiokafkaIds, ask
 from oncekey.queues.kafka.aiokafka_values import (
@@ -97,8 +103,10 @@ class AiokafkaBroker:
             settings = self._settings
             topics = [settings.topic, *settings.written]
             retention, cluster = await ask(self._config, topics, settings.ask_timeout)
-            ids = await self._asking.ids(settings.consumed)
-            await self._asking.close()
+            try:
+                ids = await self._asking.ids(settings.consumed)
+            finally:  # also if it is cancelled
+                await self._asking.close()
             reset, has_keys = self._config["auto_offset_reset"], self._needs_identity
             self._ids = TopicIds(ids, ends=ending_topics(settings, reset, has_keys=has_keys))
             identity = self._work.identity = ids[settings.topic] if has_keys else None
@@ -124,7 +132,8 @@ class AiokafkaBroker:
             ready_in = self._work.next_wait() if self._is_checked else None
             with suppress(TimeoutError):
                 seconds = left if ready_in is None else min(left, ready_in)
-                await asyncio.wait_for(self._changed.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
 
     async def settle(self, settled: Sequence[Settled]) -> None:
         self._forward(self._work.settle(settled))
@@ -199,8 +208,8 @@ class AiokafkaBroker:
         await self.facts()
         producer, consumer = await new_clients(self._settings, self._config)
         try:
-            await producer.start()
-            await consumer.start()
+            await start(producer.start())
+            await start(consumer.start())
             self._consumer, self._producer = consumer, producer
             consumer.subscribe(self._settings.consumed, listener=_Listener(self))
         except BaseException as error:
@@ -286,7 +295,8 @@ class AiokafkaBroker:
         try:
             # aiokafka itself waits for its brokers for ever, and so would a stop.
             commit = self._consumer.commit(offsets_of(offsets))
-            await asyncio.wait_for(commit, self._settings.ask_timeout)
+            async with asyncio.timeout(self._settings.ask_timeout):
+                await commit
         except BaseException as error:
             self._check_client(error)
             # They are told again, or delivered again, and the store knows how they ended.
@@ -308,7 +318,8 @@ class AiokafkaBroker:
         topic, key, value, headers = forward.record
         try:
             sent = self._producer.send_and_wait(topic, value, key=key, headers=headers)
-            await asyncio.wait_for(sent, FORWARD_TIMEOUT_S)
+            async with asyncio.timeout(FORWARD_TIMEOUT_S):
+                await sent
         except BaseException as error:
             self._check_client(error)
             return reason_of(error)
@@ -362,7 +373,8 @@ class AiokafkaBroker:
             while not self._work.is_idle(names) and time.monotonic() < until:
                 self._settled.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._settled.wait(), POLL_S)
+                    async with asyncio.timeout(POLL_S):
+                        await self._settled.wait()
             await self._commit(self._work.commits(names))
         self._work.end(names)
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
-from oncekey.queues.broker_faults import is_fault, reason_of
+from oncekey.queues.broker_faults import CUT_OFF_S, is_fault, reason_of
 from oncekey.queues.kafka.aiokafka_values import connection_options
 from oncekey.queues.kafka.kafka_settings import (
     FORWARD_MAX_BYTES,
@@ -27,7 +27,6 @@ from oncekey.queues.kafka.kafka_settings import (
     client_reset,
 )
 
-CUT_OFF_S: Final = 1.0  # for the connections of a client that did not stop to close
 _log = logging.getLogger("oncekey")
 
 
@@ -92,6 +91,21 @@ async def _has_begun(consumer: AIOKafkaConsumer, partitions: Collection[TopicPar
 async def _commit(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int]) -> None:
     given = {each: OffsetAndMetadata(offset, "") for each, offset in offsets.items()}
     await consumer._coordinator.commit_offsets(None, given)
+
+
+async def start(starting: Coroutine[Any, Any, object]) -> None:
+    """Await the start of a client. aiokafka first asks one broker for the cluster, and if that is
+    cancelled, it leaves the connection open, which nobody else knows. So the answer is waited for,
+    and `stop` closes what there is then."""
+    task = asyncio.ensure_future(starting)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        try:
+            await asyncio.wait((task,), timeout=CUT_OFF_S)
+        finally:
+            task.cancel()
+        raise
 
 
 async def stop(client: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
+from oncekey.queues.kafka.aiokafka_group import start
 from oncekey.queues.kafka.aiokafka_values import connection_options, unavailable
 from oncekey.queues.kafka.kafka_records import moved_headers
 from oncekey.queues.kafka.kafka_settings import (
@@ -37,8 +38,8 @@ async def redrive(
     )
     producer = AIOKafkaProducer(**connection, acks="all", max_request_size=FORWARD_MAX_BYTES)
     try:
-        await producer.start()
-        await consumer.start()
+        await start(producer.start())
+        await start(consumer.start())
         topic = settings.park_topic if parked else settings.dead_letter_topic
         ends = await _assign(consumer, producer, topic)
         mark = None if parked else id

@@ -11,6 +11,7 @@ from aiokafka.errors import IllegalStateError, KafkaError, UnknownTopicOrPartiti
 
 from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.kafka.aiokafka_group import start
 from oncekey.queues.kafka.aiokafka_values import unavailable
 from oncekey.queues.kafka.outgoing_records import (
     OutgoingRecord,
@@ -65,7 +66,7 @@ class AsyncKafkaSender:
             if self._producer is None:
                 producer = AIOKafkaProducer(**self._config)
                 try:
-                    await producer.start()
+                    await start(producer.start())
                 except BaseException as error:
                     await producer.stop()
                     if isinstance(error, _ERRORS):

@@ -32,6 +32,7 @@ from aiokafka.protocol.types import (
 
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault, reason_of
+from oncekey.queues.kafka.aiokafka_group import start
 from oncekey.queues.kafka.aiokafka_values import connection_options, unavailable
 from oncekey.queues.kafka.kafka_settings import missing_topics, topic_patience
 
@@ -142,7 +143,8 @@ class AiokafkaIds:
         if not topics:
             return {}
         try:
-            answer = await asyncio.wait_for(self._ask(topics), self._seconds)
+            async with asyncio.timeout(self._seconds):
+                answer = await self._ask(topics)
         except NotImplementedError:  # no broker's version of the request is the one here
             return dict.fromkeys(topics)
         except Exception as error:
@@ -159,7 +161,7 @@ class AiokafkaIds:
             milliseconds = int(self._seconds * 1000)
             client = AIOKafkaClient(**self._config, request_timeout_ms=milliseconds)
             try:
-                await client.bootstrap()
+                await start(client.bootstrap())
             except BaseException:
                 await client.close()
                 raise
@@ -198,8 +200,8 @@ async def ask(
     milliseconds = int(seconds * 1000)
     admin = AIOKafkaAdminClient(**connection_options(config), request_timeout_ms=milliseconds)
     try:
-        await admin.start()
         try:
+            await start(admin.start())
             await _check(admin, topics, seconds)
             return await _retention(admin, topics), await _cluster_id(admin)
         finally:

@@ -25,7 +25,7 @@ from aio_pika.exceptions import (
 from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
 
 from oncekey.queues.broker import BrokerUnavailable
-from oncekey.queues.broker_faults import is_fault
+from oncekey.queues.broker_faults import CUT_OFF_S, is_fault
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
 from oncekey.queues.rabbitmq.channel_calls import (
@@ -95,7 +95,12 @@ class AioPikaSession:
         try:
             await self._connect()
         except BaseException as error:
-            await self._end_by(error)
+            self._note_end(error)
+            # Nobody else knows this session; and whoever was cancelled waits for no broker.
+            self._closing = asyncio.create_task(self._disconnect())
+            await asyncio.wait((self._closing,), timeout=None if is_fault(error) else CUT_OFF_S)
+            if not is_fault(error) or isinstance(error, BrokerUnavailable):
+                raise
             raise unavailable(error) from error
 
     async def _connect(self) -> None:
@@ -155,7 +160,8 @@ class AioPikaSession:
         if not self._buffer and self._ended is None:
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
             except TimeoutError:
                 return []
         if not self._buffer and self._ended is not None:

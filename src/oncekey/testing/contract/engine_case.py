@@ -31,7 +31,7 @@ from oncekey.testing.fake_clock import FakeClock
 from oncekey.testing.faulty_store import AsyncFaultyStore, FaultyStore, Script
 from oncekey.testing.sync_facade import LoopThread, SyncOnce, is_async
 
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 120.0  # only what will never come takes so long
 # `recover` is believed at once, unless a test says otherwise.
 POLICY = Policy(lease="30s", keep="1h", audit="2h", recover_grace="0s")
 CALLERS = 80

@@ -30,7 +30,7 @@ from oncekey.testing.contract.store_case import (
 )
 
 ALL = 10_000
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 def listed(case: StoreCase, after: int = 0, limit: int = ALL) -> list[Record]:
