@@ -151,6 +151,14 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
     raise AssertionError(f"not within {PATIENCE_S:g} s: {what}")
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(int(PATIENCE_S / 0.005)):
+        if is_so():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not become so")
+
+
 @contextmanager
 def running(kind: str, queue: MemoryBroker) -> Iterator[RunningConsumer]:
     """A consumer that is stopped at the end, whatever happened."""

@@ -1,6 +1,7 @@
-"""A member of a group whose client has failed while a record was on its way to another topic.
+"""A member of a group that loses its partitions while a record or a commit of it is under way.
 
-The partition of that record must not wait for it for ever: the next member gets its message again.
+The partition of a record must not wait for it for ever: the next member gets its message again. A
+commit must not be sent for whichever member its client is later.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import RequestTimedOutError
 from tests.queues.fault_cases import Topics
+from tests.queues.running_consumer import until
 from tests.support.kafka_servers import quick_kafka_mock
 from tests.support.servers import processes
 
@@ -21,6 +25,7 @@ from oncekey.queues.kafka.confluent_member import GroupMember
 from oncekey.queues.queue_message import Message
 
 DEAD = Disposition(Kind.DEAD_LETTER, dead_letter=DeadLetter("never"))
+DONE = Disposition(Kind.REMOVE)
 OPTIONS: dict[str, Any] = {"name": "shipping", "key": "json:$.order", "order": "partition"}
 TIMES = 1_000
 WAIT_S = 0.2
@@ -29,6 +34,13 @@ WAIT_S = 0.2
 @pytest.fixture
 def topics() -> Topics:
     return Topics(quick_kafka_mock().client)
+
+
+async def received(broker: Any) -> Sequence[Message]:
+    for _ in range(TIMES):
+        if found := await broker.receive(1, WAIT_S, 1.0):
+            return list(found)
+    raise AssertionError("the message does not come")
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["written before", "written after"])
@@ -42,12 +54,6 @@ def test_aiokafka_frees_the_partition_of_a_write_that_was_given_up(
 
     async def never(*record: object, **more: object) -> None:
         await asyncio.Event().wait()
-
-    async def received(broker: Any) -> Sequence[Message]:
-        for _ in range(TIMES):
-            if found := await broker.receive(1, WAIT_S, 1.0):
-                return list(found)
-        raise AssertionError("the message does not come")
 
     async def main() -> None:
         async with AsyncOnce("memory://") as once:
@@ -70,6 +76,52 @@ def test_aiokafka_frees_the_partition_of_a_write_that_was_given_up(
 
     asyncio.run(main())
     assert topics.is_drained(queue)
+
+
+@pytest.mark.parametrize("is_put_out", [False, True], ids=["rebalanced", "put out"])
+def test_i1_a_commit_of_aiokafka_is_not_sent_again_by_a_later_member(
+    topics: Topics, is_put_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would set back what another member has committed meanwhile."""
+    queue = processes.fresh_name("orders")
+    topics.send(queue, ['{"order": 1}'])
+    send_commit = GroupCoordinator._do_commit_offsets
+    sent: list[tuple[int, int]] = []  # generations, and the offsets that they committed
+    is_under_way, may_fail = asyncio.Event(), asyncio.Event()
+
+    async def failing(self: Any, assignment: object, offsets: Any) -> None:
+        sent.extend((self.generation, each.offset) for each in offsets.values())
+        if sent[-1][1] and not is_under_way.is_set():
+            is_under_way.set()
+            await may_fail.wait()
+            raise RequestTimedOutError  # after which aiokafka sends it again
+        await send_commit(self, assignment, offsets)
+
+    async def nothing(message: Message) -> None: ...
+
+    async def main() -> None:
+        monkeypatch.setattr(GroupCoordinator, "_do_commit_offsets", failing)
+        async with AsyncOnce("memory://") as once:
+            broker: Any = topics.async_consumer(once, queue, nothing, **OPTIONS).broker
+            (message,) = await received(broker)
+            coordinator = broker._consumer._coordinator
+            first = coordinator.generation
+            await broker.settle([(message, DONE)])
+            await is_under_way.wait()
+            if is_put_out:
+                await coordinator._maybe_leave_group()
+                coordinator.reset_generation()
+            else:
+                coordinator.request_rejoin()
+            held = broker._work._assigned._assignments
+            await until(lambda: not held or any(each.is_ending for each in held.values()))
+            assert held, "partitions were given back before the commit had ended"
+            may_fail.set()
+            await until(lambda: coordinator.generation not in (first, -1) and bool(held))
+            assert not [offset for generation, offset in sent if generation > first and offset]
+            await broker.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["written before", "written after"])

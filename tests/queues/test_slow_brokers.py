@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from tests.queues.running_consumer import PATIENCE_S, running, wait_until
+from tests.queues.running_consumer import PATIENCE_S, running, until, wait_until
 
 from oncekey import AsyncOnce, Once
 from oncekey.queues import AsyncConsumer, AsyncMemoryBroker, Consumer, Kind
@@ -104,14 +104,6 @@ def in_a_loop(
         return consumer
 
     return asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    for _ in range(int(PATIENCE_S / 0.001)):
-        if is_so():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it did not become so")
 
 
 def test_i11_the_same_holds_for_tasks() -> None:

@@ -56,6 +56,7 @@ from oncekey.queues.kafka.kafka_settings import (
     WAIT_MAX_S,
     KafkaSettings,
 )
+from oncekey.queues.kafka.order_queue import Partition
 from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
 from oncekey.queues.kafka.topic_ids import CreatedAgain, TopicIds, ending_topics
 from oncekey.queues.queue_message import Message
@@ -90,6 +91,7 @@ class AiokafkaBroker:
         self._is_assigned.set()
         self._wanted_at = 0.0
         self._commit_after = 0.0
+        self._committing = asyncio.Lock()
         self._is_checked = True  # False while a topic may be another one than at the start
         self._checked_at = self._check_after = 0.0
         self._trouble: OncekeyError | None = None  # raised once
@@ -110,18 +112,19 @@ class AiokafkaBroker:
             reset, has_keys = self._config["auto_offset_reset"], self._needs_identity
             self._ids = TopicIds(ids, ends=ending_topics(settings, reset, has_keys=has_keys))
             identity = self._work.identity = ids[settings.topic] if has_keys else None
-            is_ordered = settings.order != "none"
-            broker = identity_of("kafka", cluster=cluster)
             self._facts = BrokerFacts(
-                settings.topic, identity, retention, ordered=is_ordered, broker=broker
+                settings.topic,
+                identity,
+                retention,
+                ordered=settings.order != "none",
+                broker=identity_of("kafka", cluster=cluster),
             )
         return self._facts
 
     async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
         await self._join()
         until = time.monotonic() + min(wait, WAIT_MAX_S)
-        if most:
-            self._wanted_at = max(self._wanted_at, until)
+        self._wanted_at = max(self._wanted_at, until if most else 0.0)
         while True:
             self._raise_trouble()
             self._changed.clear()
@@ -156,7 +159,7 @@ class AiokafkaBroker:
             await self._stop_polling()
             if self._writes:
                 await asyncio.wait(self._writes, timeout=FORWARD_TIMEOUT_S)
-            await self._commit(self._work.commits())
+            await self._commit(self._work.partitions)
         finally:  # also if it is cancelled, since the brokers do not answer
             await self._stop_clients()
 
@@ -179,8 +182,7 @@ class AiokafkaBroker:
 
     async def _stop_clients(self) -> None:
         self._work.end(self._work.partitions)
-        clients = (self._consumer, self._producer)
-        stopping = [asyncio.ensure_future(stop(client)) for client in clients]
+        stopping = [asyncio.ensure_future(stop(each)) for each in (self._consumer, self._producer)]
         stopping.append(asyncio.ensure_future(self._asking.close()))
         # Whoever was cancelled, since no broker answers, does not wait for them again.
         await asyncio.wait(stopping, timeout=CUT_OFF_S if is_cancelled() else None)
@@ -227,8 +229,7 @@ class AiokafkaBroker:
                 fetched = await consumer.getmany(
                     timeout_ms=int(POLL_S * 1000), max_records=FETCH_MAX
                 )
-                if fetched:
-                    # aiokafka fetches from partitions before their assignment is complete here.
+                if fetched:  # aiokafka does so before their assignment is complete here
                     await self._is_assigned.wait()
                     self._received(fetched)
                 await self._check(consumer)
@@ -238,8 +239,7 @@ class AiokafkaBroker:
             except NoOffsetForPartitionError as error:
                 self._fail(ConfigurationError(f"Kafka refuses this consumer: {error!r}"))
             except BaseException as error:
-                # aiokafka tries again by itself after some of its errors; after others it would
-                # raise them for ever.
+                # aiokafka tries again after some of its errors, and raises others for ever.
                 if not getattr(error, "retriable", False):
                     self._fail(error)
                     continue
@@ -258,8 +258,8 @@ class AiokafkaBroker:
         partitions were assigned or set back. Raises if a topic is another one than at the start,
         after the group was set back."""
         now = time.monotonic()
-        is_due = not self._is_checked or now >= self._checked_at + CHECK_EVERY_S
-        if not is_due or now < self._check_after:
+        is_late = now >= self._checked_at + CHECK_EVERY_S
+        if now < self._check_after or (self._is_checked and not is_late):
             return
         assert self._ids is not None
         try:
@@ -286,17 +286,21 @@ class AiokafkaBroker:
             consumer.pause(*partitions_of(changes.pause))
             consumer.resume(*partitions_of(changes.resume))
         if now >= self._commit_after:
-            await self._commit(self._work.commits())
+            await self._commit(self._work.partitions)
 
-    async def _commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        if not offsets:
-            return
+    async def _commit(self, partitions: Iterable[Partition]) -> None:
+        """Commit what is done of partitions. aiokafka sends a failed commit again, for whichever
+        member it is by then, so `revoked` waits for one that is under way."""
+        async with self._committing:
+            if not self._is_put_out() and (offsets := self._work.commits(partitions)):
+                await self._commit_offsets(offsets)
+
+    async def _commit_offsets(self, offsets: Mapping[Partition, int]) -> None:
         assert self._consumer is not None
         try:
             # aiokafka itself waits for its brokers for ever, and so would a stop.
-            commit = self._consumer.commit(offsets_of(offsets))
             async with asyncio.timeout(self._settings.ask_timeout):
-                await commit
+                await self._consumer.commit(offsets_of(offsets))
         except BaseException as error:
             self._check_client(error)
             # They are told again, or delivered again, and the store knows how they ended.
@@ -317,9 +321,8 @@ class AiokafkaBroker:
             return GIVEN_UP
         topic, key, value, headers = forward.record
         try:
-            sent = self._producer.send_and_wait(topic, value, key=key, headers=headers)
             async with asyncio.timeout(FORWARD_TIMEOUT_S):
-                await sent
+                await self._producer.send_and_wait(topic, value, key=key, headers=headers)
         except BaseException as error:
             self._check_client(error)
             return reason_of(error)
@@ -375,7 +378,7 @@ class AiokafkaBroker:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await self._settled.wait()
-            await self._commit(self._work.commits(names))
+        await self._commit(names)  # also waits for one that is under way
         self._work.end(names)
 
     def _is_put_out(self) -> bool:
