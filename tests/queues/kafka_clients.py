@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,12 +38,24 @@ class ConfluentClients:
         return running(consumer)
 
     def stop_fetching(self, consumer: Any) -> None:
-        client = consumer.broker._member._consumer
-        client.pause(client.assignment())
+        self._between_polls(consumer, lambda client: client.pause(client.assignment()))
 
     def fetch_again(self, consumer: Any) -> None:
-        client = consumer.broker._member._consumer
-        client.resume(client.assignment())
+        self._between_polls(consumer, lambda client: client.resume(client.assignment()))
+
+    def _between_polls(self, consumer: Any, call: Callable[[Any], object]) -> None:
+        """Make a call in the thread that polls: from another one it may wait for minutes, because
+        confluent-kafka (since 2.16) lets one thread in at a time, and polling takes its turn."""
+        member, is_made = consumer.broker._member, threading.Event()
+
+        def advance() -> None:
+            del member._advance  # from the next round on it is that of the class again
+            call(member._consumer)
+            is_made.set()
+            member._advance()
+
+        member._advance = advance
+        assert is_made.wait(SECONDS)
 
     def close(self) -> None:
         self._once.close()
