@@ -56,8 +56,8 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.dev
 run: $(VENV)/.demo ## start the demo: a payments API and its page (ARGS=--play plays it in the terminal)
 	@$(BIN)/oncekey demo $(ARGS)
 
-# Four processes on two cores: tests wait for servers, leases and kills as much as they compute.
-PARALLEL = -n 4 --dist loadfile --no-loadscope-reorder
+# Six processes on two cores: tests wait for servers, leases and kills as much as they compute.
+PARALLEL = -n 6 --dist loadfile --no-loadscope-reorder
 
 # The first run would fetch servers one after the other, and compile every test in each process.
 $(VENV)/.servers: $(VENV)/.dev

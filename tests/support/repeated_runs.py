@@ -30,7 +30,7 @@ FOLDER: Final = ROOT / "build" / "test-repeat"
 HISTORY: Final = FOLDER / "runs.jsonl"
 RUN_LIMIT_S: Final = 3600
 # What `make test` says, so that this runs the same.
-PARALLEL: Final = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+PARALLEL: Final = ("-n", "6", "--dist", "loadfile", "--no-loadscope-reorder")
 # It ends with its parent.
 NEIGHBOUR: Final = """
 import os
