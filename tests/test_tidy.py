@@ -286,6 +286,19 @@ def test_only_the_command_line_prints() -> None:
     assert printing == []
 
 
+# What is private in an engine: surfaces go through engine/port.py.
+ENGINE_PRIVATE = re.compile(r"once\._[a-z]")
+
+
+def test_only_the_engine_reaches_into_an_engine() -> None:
+    above = [
+        (name, text)
+        for name, text in of_modules()
+        if name.startswith("src/oncekey/") and not name.startswith("src/oncekey/engine/")
+    ]
+    assert matches(ENGINE_PRIVATE, above) == []
+
+
 # --- the oldest Python --------------------------------------------------------------------------
 
 # `make check` has vermin find what is newer than 3.11, but vermin knows no patch releases. This is
@@ -371,6 +384,7 @@ def test_no_file_names_a_package_registry() -> None:
         (UNFINISHED, "# TO" + "DO: later", "a method"),
         (WORDS, "of either Colour", "a heartbeat and a tombstone"),
         (VAGUE_TEST_NAMES, "test_flow_late", "test_latency"),
+        (ENGINE_PRIVATE, "self.once._runner", "self.once.run"),
         (BARE_IGNORE, "x = 1  # type: " + "ignore", "x = 1  # type: " + "ignore[misc]"),
         (SOMEBODYS_FOLDER, 'open("/ho' + 'me/jo/x")', "the tests/home/page"),
         (SOMEBODYS_FOLDER, "at /wo" + "rk/main", "https://example.org/work/main"),

@@ -13,6 +13,7 @@ from typing import Any
 from oncekey import AsyncOnce, Completed, Completion, Once
 from oncekey.cli.open_store import UsageProblem
 from oncekey.core.errors import StoreUnavailable
+from oncekey.engine.port import AsyncPort
 
 OnCompletion = Callable[[Completion], object]
 Recover = Callable[[int, OnCompletion], Completed]
@@ -27,7 +28,7 @@ def recover_function(once: Any, name: str) -> Iterator[Recover]:
             yield lambda limit, on_completion: once.complete(limit, on_completion=on_completion)
     elif isinstance(once, AsyncOnce):
         _refuse_unregistered(once, name)
-        once._background.clear()  # its event loop stands still between two calls
+        AsyncPort(once).run_nothing_in_background()
         with asyncio.Runner() as runner:
             try:
                 yield lambda limit, on_completion: runner.run(

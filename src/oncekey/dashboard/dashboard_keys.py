@@ -20,6 +20,7 @@ from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.event_bus import Subscriber
 from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.port import AnyPort, AsyncPort, Port
 from oncekey.engine.store_urls import async_store, store_module
 
 T = TypeVar("T")
@@ -121,10 +122,10 @@ class _AsyncEngineKeys:
 
     def __init__(self, once: AsyncOnce) -> None:
         self._once = once
-        self.name = _store_name(type(once._store).__name__)
+        self.name = _store_name(type(AnyPort(once).store).__name__)
 
     async def run(self, plan: Plan[T], /) -> T:
-        return await self._once._plan(plan)
+        return await AsyncPort(self._once).plan(plan)
 
     async def decide(self, status: KeyStatus, decision: Decision, by: str, why: str, /) -> None:
         decide = getattr(self._once, decision.method)
@@ -143,10 +144,10 @@ class _EngineKeys:
 
     def __init__(self, once: Once) -> None:
         self._once = once
-        self.name = _store_name(type(once._store).__name__)
+        self.name = _store_name(type(AnyPort(once).store).__name__)
 
     async def run(self, plan: Plan[T], /) -> T:
-        return await asyncio.to_thread(self._once._plan, plan)
+        return await asyncio.to_thread(Port(self._once).plan, plan)
 
     async def decide(self, status: KeyStatus, decision: Decision, by: str, why: str, /) -> None:
         decide = getattr(self._once, decision.method)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from oncekey.core.errors import ConfigurationError
 from oncekey.doctor.app_checks import RETRY_SAFE, store_finding
 from oncekey.doctor.handler_code import mentions_attempt
+from oncekey.engine.port import AnyPort
 from oncekey.queues import AsyncConsumer, BrokerFacts, BrokerUnavailable, Consumer
 from oncekey.queues.consumer_settings import plan_of
 from oncekey.queues.message_key import DELIVERY
@@ -48,7 +49,7 @@ def consumer_findings(
     for consumer in consumers:
         yield _start(consumer)
         yield _key(consumer)
-        yield store_finding(store_module, url, consumer.once._store)
+        yield store_finding(store_module, url, AnyPort(consumer.once).store)
         yield _retry_safe(consumer)
 
 

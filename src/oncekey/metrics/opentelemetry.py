@@ -13,6 +13,7 @@ from opentelemetry.metrics import Histogram, Meter
 
 from oncekey import __version__
 from oncekey.engine.once_base import OnceBase
+from oncekey.engine.port import AnyPort
 from oncekey.metrics.event_counts import (
     BATCH_COMMANDS,
     BODY_SECONDS,
@@ -51,7 +52,7 @@ class OpenTelemetryMetrics:
         self._body = _histogram(meter, BODY_SECONDS)
         self._finish = _histogram(meter, FINISH_SECONDS)
         self._batch = _histogram(meter, BATCH_COMMANDS)
-        self._store = store or store_name(once._store)
+        self._store = store or store_name(AnyPort(once).store)
         self._cap = LabelCap(most)
         self._tally = Tally(self._take)
         self._unobserve = once.observe(self._tally)

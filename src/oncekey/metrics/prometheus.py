@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric as MetricFamily
 
 from oncekey.engine.once_base import OnceBase
+from oncekey.engine.port import AnyPort
 from oncekey.metrics.event_counts import (
     BATCH_COMMANDS,
     BODY_SECONDS,
@@ -100,7 +101,7 @@ class PrometheusMetrics:
         most: int = LABELS_MAX,
     ) -> None:
         self._families = _families_of(registry)
-        self._store = store or store_name(once._store)
+        self._store = store or store_name(AnyPort(once).store)
         self._cap = LabelCap(most)
         self._tally = Tally(self._take)
         self._families.before_scrape.tallies.add(self._tally)

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 from oncekey.core.events import Event
 from oncekey.engine.event_log import RARE, LogLines
 from oncekey.engine.once_base import OnceBase
+from oncekey.engine.port import AnyPort
 from oncekey.metrics.event_counts import OUTCOMES, store_name
 
 LOGGER: Final = "oncekey.events"
@@ -74,7 +75,7 @@ class StructuredLogs:
             raise ValueError(f"usual={usual!r} must be 'debug', 'info' or None")
         self._logger = logger or JsonLogger()
         self._usual = usual
-        self._store = store or store_name(once._store)
+        self._store = store or store_name(AnyPort(once).store)
         self._lines = LogLines(lambda: time.monotonic_ns() // 1_000)
         self.stop = once.subscribe(self.write, usual=usual is not None)
 

@@ -27,6 +27,7 @@ from celery.local import PromiseProxy, Proxy
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.port import Port
 from oncekey.queues.celery_delivery import GuardedTask, visibility_timeout_s
 from oncekey.queues.task_guard import (
     ARGUMENTS,
@@ -74,7 +75,7 @@ def idempotent_task(
                 scope=scope,
                 request=request,
                 codec=codec,
-                codec_of=once._jobs.codec_of,
+                codec_of=Port(once).codec_of,
                 options=options,
             )
             _check(real, guard, once.policy_for(guard.operation, options))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from oncekey.core.errors import OncekeyError
 from oncekey.engine.batch import Sent
 from oncekey.engine.jobs import Job
-from oncekey.engine.once_base import OnceBase
+from oncekey.engine.port import AnyPort
 from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.delivery_flow import DeliveryEffect, RunHandler, delivery
 from oncekey.queues.disposition import Disposition
@@ -32,18 +32,22 @@ class ClaimBatch:
     kind is left out, and claims by itself: it has no key, was moved back from a dead-letter queue,
     has a twin among the others, or its outcome is known here already."""
 
-    def __init__(self, once: OnceBase, plan: ConsumerPlan, entries: Sequence[Entry]) -> None:
+    def __init__(self, port: AnyPort, plan: ConsumerPlan, entries: Sequence[Entry]) -> None:
         self._begun: dict[bytes, tuple[Entry, Flow, RunHandler, Job]] = {}
-        known = once._outcomes.cache.entries
         name, scope = plan.settings.name, plan.scope
         for entry in entries:
             flow = delivery(entry.message, plan)
             try:
                 effect = next(flow)
-                if not isinstance(effect, RunHandler) or (scope, name, effect.key) in known:
+                if not isinstance(effect, RunHandler) or port.remembers(name, effect.key, scope):
                     continue
-                job = once._jobs.make(
-                    name, effect.key, scope, effect.request, None, plan.options, plan.origin
+                job = port.job(
+                    name,
+                    effect.key,
+                    scope=scope,
+                    request=effect.request,
+                    options=plan.options,
+                    origin=plan.origin,
                 )
             except (StopIteration, OncekeyError):
                 continue  # found again, and told, when the message is handled

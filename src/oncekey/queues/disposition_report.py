@@ -11,6 +11,7 @@ from typing import Final
 
 from oncekey.core.events import Event, EventKind
 from oncekey.engine.once_base import OnceBase
+from oncekey.engine.port import AnyPort
 from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.queue_message import Message
@@ -53,6 +54,6 @@ def _tag_of(once: OnceBase, plan: ConsumerPlan, message: Message) -> str:
     """The tag of the message's key; "" if it has none that can be used."""
     try:
         key = plan.key_of(message)
-        return once._jobs.identities.identify(plan.scope, plan.settings.name, key).tag
+        return AnyPort(once).tag(plan.settings.name, key, plan.scope)
     except Exception:  # it has no key, or the user's own function fails: the reason says so
         return ""

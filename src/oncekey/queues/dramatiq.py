@@ -38,6 +38,7 @@ from oncekey.core.errors import (
     Terminal,
 )
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.port import Port
 from oncekey.queues.redrive import REDRIVE_HEADER
 from oncekey.queues.task_guard import (
     ARGUMENTS,
@@ -106,7 +107,7 @@ def idempotent_actor(
             scope=scope,
             request=request,
             codec=codec,
-            codec_of=once._jobs.codec_of,
+            codec_of=Port(once).codec_of,
             options=options,
         )
         policy = once.policy_for(guard.operation, options)

@@ -22,6 +22,7 @@ from oncekey.core.policy import OPTION_NAMES
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.function_code import mentions_commit
 from oncekey.engine.key_status import status_of
+from oncekey.engine.port import Port
 from oncekey.queues.disposition import HIDE_MARGIN_S
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import REDRIVE_HEADER, redrive_of
@@ -153,9 +154,7 @@ class TaskGuard:
         if redrive is None:
             return
         key, scope = self._key_of(args, kwargs, delivery_id), self.scope_of(args, kwargs)
-        once._ready()
-        id, codec = once._jobs.locate(self.operation, key, scope, self._codec)
-        seen = once._runner.look(id)
+        seen, codec = Port(once).look(self.operation, key, scope, self._codec)
         record = seen.record
         if record is None or not redrive.opens(record, seen.now):
             return

@@ -48,6 +48,7 @@ from oncekey.core.errors import (
     StoreUnavailable,
 )
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.port import AsyncPort
 from oncekey.queues.task_guard import (
     ARGUMENTS,
     STORE_PAUSE_S,
@@ -115,7 +116,7 @@ def idempotent_task(
             scope=scope,
             request=request,
             codec=codec,
-            codec_of=once._jobs.codec_of,
+            codec_of=AsyncPort(once).codec_of,
             options=options,
         )
         once.policy_for(guard.operation, options)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.port import AsyncPort
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
 from oncekey.queues.aio.slots import Slots
 from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, Settled
@@ -117,7 +118,7 @@ class AsyncConsumer(ConsumerBase):
     async def _start(self) -> ConsumerPlan:
         if self._plan is not None:
             return self._plan
-        await self._once._ready()
+        await AsyncPort(self._once).ready()
         if self._inbox is not None:
             await self._inbox.check()
         facts = await answered(self._broker.facts())

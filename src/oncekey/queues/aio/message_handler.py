@@ -11,6 +11,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.key_status import status_of
+from oncekey.engine.port import AsyncPort
 from oncekey.queues.claimed_delivery import ClaimBatch, ClaimedDelivery
 from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.delivery_flow import (
@@ -41,6 +42,7 @@ class AsyncMessageHandler:
         slot: AsyncSlot = nullcontext,
     ) -> None:
         self._once = once
+        self._port = AsyncPort(once)
         self._call = call
         self.plan = plan
         self._run = run
@@ -48,8 +50,8 @@ class AsyncMessageHandler:
 
     async def claim_all(self, entries: Sequence[Entry]) -> None:
         """Claim the keys of several messages in one batch; each of them must then be handled."""
-        batch = ClaimBatch(self._once, self.plan, entries)
-        batch.claimed(await self._once._runner.claim_many(batch.jobs))
+        batch = ClaimBatch(self._port, self.plan, entries)
+        batch.claimed(await self._port.claim_many(batch.jobs))
 
     async def handle(self, entry: Entry) -> Disposition:
         """What becomes of the message, once its outcome is durable."""
@@ -59,7 +61,7 @@ class AsyncMessageHandler:
             flow = claimed.flow
             try:
                 body = self._body(claimed.effect, entry)
-                await self._once._runner.run(claimed.job, body, claimed.sent)
+                await self._port.run(claimed.job, body, claimed.sent)
             except Exception as error:
                 result = result_of(error, entry)
         else:
@@ -83,7 +85,7 @@ class AsyncMessageHandler:
             await self._look("store check")
         except StoreUnavailable:
             return False
-        await self._once._runner.loop_state().deferred_writer.send()
+        await self._port.flush()
         return True
 
     async def _perform(self, effect: DeliveryEffect, entry: Entry) -> object:
@@ -95,7 +97,7 @@ class AsyncMessageHandler:
             except Exception as error:  # a store's own error: nothing is known of the key
                 return StoreUnavailable(describe(error))
         if isinstance(effect, FreeKey):
-            status = status_of(effect.seen, self._once._jobs.codec)
+            status = status_of(effect.seen, self._port.codec)
             assert status is not None
             by = f"consumer {self.plan.settings.name}"
             await self._once.release(status, by=by, why=effect.why)
@@ -104,10 +106,8 @@ class AsyncMessageHandler:
         return None
 
     async def _look(self, key: str) -> Seen:
-        once, plan = self._once, self.plan
-        await once._ready()
-        id, _ = once._jobs.locate(plan.settings.name, key, plan.scope, None)
-        return await once._runner.look(id)
+        seen, _ = await self._port.look(self.plan.settings.name, key, self.plan.scope)
+        return seen
 
     def _body(self, effect: RunHandler, entry: Entry) -> Callable[[AsyncAttempt], Any]:
         plan, call = self.plan, self._call

@@ -1,10 +1,9 @@
 """Consumes a queue in threads.
 
-One thread receives. Workers handle messages: as many as a batch has where keys are claimed ahead,
-so that a batch is claimed together and only `concurrency` of them run handlers; else no more than
-that. One more thread settles what is done and extends the deadlines of the rest. The thread that
-calls `run` meets no broker, so that a stop ends it in time. A call that the broker never answers
-stays behind in a daemon thread, and the broker is left when it has come back.
+One thread receives. Workers handle messages; where keys are claimed ahead, there are as many as a
+batch has messages, and only `concurrency` of them run handlers. One more thread settles what is
+done and extends the deadlines of the rest. The thread that calls `run` meets no broker, so a stop
+ends it in time. A call that is never answered stays behind, in a daemon thread.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.port import Port
 from oncekey.queues.blocking.done_messages import take_done
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, Settled
@@ -128,7 +128,7 @@ class Consumer(ConsumerBase):
     def _start(self) -> ConsumerPlan:
         if self._plan is not None:
             return self._plan
-        self._once._ready()
+        Port(self._once).ready()
         if self._inbox is not None:
             self._inbox.check()
         facts = self._broker.facts()

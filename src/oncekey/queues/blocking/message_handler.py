@@ -11,6 +11,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.key_status import status_of
+from oncekey.engine.port import Port
 from oncekey.queues.claimed_delivery import ClaimBatch, ClaimedDelivery
 from oncekey.queues.consumer_settings import ConsumerPlan
 from oncekey.queues.delivery_flow import (
@@ -42,6 +43,7 @@ class MessageHandler:
         slot: Slot = nullcontext,
     ) -> None:
         self._once = once
+        self._port = Port(once)
         self._call = call
         self.plan = plan
         self._run = run
@@ -49,8 +51,8 @@ class MessageHandler:
 
     def claim_all(self, entries: Sequence[Entry]) -> None:
         """Claim the keys of several messages in one batch; each of them must then be handled."""
-        batch = ClaimBatch(self._once, self.plan, entries)
-        batch.claimed(self._once._runner.claim_many(batch.jobs))
+        batch = ClaimBatch(self._port, self.plan, entries)
+        batch.claimed(self._port.claim_many(batch.jobs))
 
     def handle(self, entry: Entry) -> Disposition:
         """What becomes of the message, once its outcome is durable."""
@@ -60,7 +62,7 @@ class MessageHandler:
             flow = claimed.flow
             try:
                 body = self._body(claimed.effect, entry)
-                self._once._runner.run(claimed.job, body, claimed.sent)
+                self._port.run(claimed.job, body, claimed.sent)
             except Exception as error:
                 result = result_of(error, entry)
         else:
@@ -84,7 +86,7 @@ class MessageHandler:
             self._look("store check")
         except StoreUnavailable:
             return False
-        self._once._runner.deferred_writer.send()
+        self._port.flush()
         return True
 
     def _perform(self, effect: DeliveryEffect, entry: Entry) -> object:
@@ -96,7 +98,7 @@ class MessageHandler:
             except Exception as error:  # a store's own error: nothing is known of the key
                 return StoreUnavailable(describe(error))
         if isinstance(effect, FreeKey):
-            status = status_of(effect.seen, self._once._jobs.codec)
+            status = status_of(effect.seen, self._port.codec)
             assert status is not None
             by = f"consumer {self.plan.settings.name}"
             self._once.release(status, by=by, why=effect.why)
@@ -105,10 +107,8 @@ class MessageHandler:
         return None
 
     def _look(self, key: str) -> Seen:
-        once, plan = self._once, self.plan
-        once._ready()
-        id, _ = once._jobs.locate(plan.settings.name, key, plan.scope, None)
-        return once._runner.look(id)
+        seen, _ = self._port.look(self.plan.settings.name, key, self.plan.scope)
+        return seen
 
     def _body(self, effect: RunHandler, entry: Entry) -> Callable[[Attempt], Any]:
         plan, call = self.plan, self._call

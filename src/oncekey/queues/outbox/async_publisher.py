@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.clock import Clock, SystemClock
+from oncekey.engine.port import AsyncPort
 from oncekey.queues.broker_faults import answered
 from oncekey.queues.outbox.outbox_table import outbox_store
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
@@ -53,7 +54,7 @@ class AsyncOutboxPublisher(PublisherBase):
 
     async def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""
-        await self.once._ready()
+        await AsyncPort(self.once).ready()
         return await self._drive(self._until_empty())
 
     def stop(self) -> None:
@@ -95,5 +96,7 @@ class AsyncOutboxPublisher(PublisherBase):
                 return await answered(self._sender.send(effect.messages))
             except Exception as error:
                 return error
-        await self.once._ready()  # in the loop, so that a store that is not up yet is waited for
+        await AsyncPort(
+            self.once
+        ).ready()  # in the loop, so that a store that is not up yet is waited for
         return await self._store.outbox(effect)

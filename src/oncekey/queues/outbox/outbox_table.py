@@ -13,6 +13,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.identity import KeyLike
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.port import AnyPort, AsyncPort, Port
 from oncekey.queues.outbox.outgoing_message import (
     OutgoingMessage,
     check_added,
@@ -69,7 +70,7 @@ class Outbox:
     def create_table(self) -> None:
         """Create the table, unless it is there. Call it at start-up, or run `oncekey migrate
         --outbox` where the application may not create tables."""
-        self.once._ready()
+        Port(self.once).ready()
         self._store.create_outbox()
 
     def add(
@@ -94,8 +95,8 @@ class Outbox:
                      transactions committed; transactions that add to one group wait for each other
         """
         row = row_of(queue, body, name=name, key=key, headers=headers, order_group=order_group)
-        self.once._ready()
-        transaction = cast(OutboxTransaction, self.once._join(connection)[1])
+        Port(self.once).ready()
+        transaction = cast(OutboxTransaction, Port(self.once).join(connection))
         check_added(row, transaction.add_message(row))
         return row.id
 
@@ -125,7 +126,7 @@ class AsyncOutbox:
 
     async def create_table(self) -> None:
         """Create the table, unless it is there: see `Outbox.create_table`."""
-        await self.once._ready()
+        await AsyncPort(self.once).ready()
         await self._store.create_outbox()
 
     async def add(
@@ -141,8 +142,8 @@ class AsyncOutbox:
     ) -> str:
         """Add a message in the transaction of your connection or session: see `Outbox.add`."""
         row = row_of(queue, body, name=name, key=key, headers=headers, order_group=order_group)
-        await self.once._ready()
-        transaction = cast(AsyncOutboxTransaction, self.once._join(connection)[1])
+        await AsyncPort(self.once).ready()
+        transaction = cast(AsyncOutboxTransaction, AsyncPort(self.once).join(connection))
         check_added(row, await transaction.add_message(row))
         return row.id
 
@@ -170,7 +171,7 @@ def outbox_store(once: Any, kind: type[Any]) -> Any:
             f"an outbox needs an engine of the same kind ({kind.__name__}) or its URL, not a "
             f"{type(once).__name__}"
         )
-    store = once._store
+    store = AnyPort(once).store
     if not hasattr(store, "create_outbox"):
         raise ConfigurationError(
             f"a {type(store).__name__} has no outbox: it must be in the database of your own "

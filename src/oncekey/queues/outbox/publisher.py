@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from oncekey.engine.blocking.once import Once
 from oncekey.engine.clock import Clock, SystemClock
+from oncekey.engine.port import Port
 from oncekey.queues.outbox.outbox_table import outbox_store
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.publisher_base import PublisherBase
@@ -61,7 +62,7 @@ class OutboxPublisher(PublisherBase):
 
     def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""
-        self.once._ready()
+        Port(self.once).ready()
         return self._drive(self._until_empty())
 
     def stop(self) -> None:
@@ -97,5 +98,6 @@ class OutboxPublisher(PublisherBase):
                 return self._sender.send(effect.messages)
             except Exception as error:
                 return error
-        self.once._ready()  # in the loop, so that a store that is not up yet is waited for
+        # In the loop, so that a store that is not up yet is waited for.
+        Port(self.once).ready()
         return self._store.outbox(effect)

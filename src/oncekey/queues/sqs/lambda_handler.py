@@ -27,6 +27,7 @@ from typing import Any, Final
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.port import Port
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.broker_identity import bound_scope
@@ -162,7 +163,7 @@ class LambdaHandler:
                 broker = Boto3Broker(
                     self._client, arn, **self._queues, max_tries=self.settings.max_tries
                 )
-                self._once._ready()
+                Port(self._once).ready()
                 facts = broker.facts()
                 scope = bound_scope(self._once, self.settings, facts)
                 plan = plan_of(self.settings, facts, self._once, scope)
