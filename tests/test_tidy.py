@@ -374,6 +374,15 @@ def test_no_file_names_somebodys_folder() -> None:
     assert matches(SOMEBODYS_FOLDER, list(tracked_texts())) == []
 
 
+# The project has no site and no place at a code host yet.
+INVENTED_ADDRESS = re.compile(r"github\.(io|com)/oncekey|oncekey\.github")
+
+
+def test_no_file_has_an_address_that_does_not_exist() -> None:
+    texts = [pair for pair in tracked_texts() if pair[0] != "tests/test_tidy.py"]
+    assert matches(INVENTED_ADDRESS, texts) == []
+
+
 def test_no_file_names_a_package_registry() -> None:
     assert matches(REGISTRY, list(tracked_texts())) == []
 
@@ -388,6 +397,7 @@ def test_no_file_names_a_package_registry() -> None:
         (BARE_IGNORE, "x = 1  # type: " + "ignore", "x = 1  # type: " + "ignore[misc]"),
         (SOMEBODYS_FOLDER, 'open("/ho' + 'me/jo/x")', "the tests/home/page"),
         (SOMEBODYS_FOLDER, "at /wo" + "rk/main", "https://example.org/work/main"),
+        (INVENTED_ADDRESS, "see https://github.com/oncekey/oncekey", "pip install oncekey"),
         (REGISTRY, "https://py" + "pi.org/simple", "https://example.org/pypi"),
         (REGISTRY, "see https://files.python" + "hosted.org/x", "pip install oncekey"),
     ],

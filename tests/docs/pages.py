@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -58,11 +56,3 @@ def anchors(page: Path) -> frozenset[str]:
     headings = _HEADING.findall(_BLOCK.sub("", page.read_text()))
     plain = [re.sub(r"[^\w\s-]", "", heading.lower()) for heading in headings]
     return frozenset(re.sub(r"\s", "-", heading.strip()) for heading in plain)
-
-
-@cache
-def project() -> dict[str, Any]:
-    """The table [project] of pyproject.toml."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        found: dict[str, Any] = tomllib.load(file)["project"]
-    return found

@@ -1,26 +1,16 @@
-"""The links of the documentation lead somewhere, down to the heading.
-
-README.md is also shown by the package index, which has no repository beside it: its links are
-absolute. They begin with the project's own address, and what follows is a file of this tree.
-"""
+"""The links of the documentation lead somewhere, down to the heading."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from tests.docs.pages import PAGES, ROOT, anchors, links, name_of, project
-
-SOURCE = project()["urls"]["Source"]
-IN_THE_TREE = (f"{SOURCE}/blob/main/", f"{SOURCE}/tree/main/")
+from tests.docs.pages import PAGES, ROOT, anchors, links, name_of
 
 
 def target_of(page: Path, link: str) -> tuple[Path, str] | None:
     """The file and the anchor that a link leads to; None for another site."""
     path, _, anchor = link.partition("#")
-    for prefix in IN_THE_TREE:
-        if path.startswith(prefix):
-            return ROOT / path.removeprefix(prefix), anchor
     if "://" in link:
         return None
     return ((page.parent / path) if path else page), anchor
@@ -38,10 +28,6 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
             assert anchor in anchors(path), f"{name_of(page)} links to {link}"
 
 
-def test_links_of_the_readme_work_without_the_repository() -> None:
-    assert [link for link in links(ROOT / "README.md") if "://" not in link] == []
-
-
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.is_relative_to(ROOT / "docs")], ids=name_of
 )
@@ -54,10 +40,3 @@ def test_links_of_the_site_stay_inside_it_or_are_absolute(page: Path) -> None:
         and not (page.parent / link.partition("#")[0]).resolve().is_relative_to(ROOT / "docs")
     ]
     assert outside == []
-
-
-def test_the_metadata_names_where_to_read_more() -> None:
-    urls = project()["urls"]
-    assert set(urls) == {"Documentation", "Source", "Changelog", "Issues"}
-    assert all(url.startswith("https://") for url in urls.values())
-    assert urls["Changelog"] == f"{SOURCE}/blob/main/CHANGELOG.md"
