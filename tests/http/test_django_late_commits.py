@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tests.http.app_server import ROOT
 
+MIDDLEWARE = "oncekey.http.django.IdempotencyMiddleware"
+
 DJANGO = """
 import asyncio, sys
 import django
@@ -254,6 +256,49 @@ assert (len(ran), orders()) == (4, 2)
         tmp_path,
         BEHIND.format(order='[OURS, "__main__.around"]'),
     )
+
+
+KEPT = """
+import logging
+from oncekey import current_attempt
+
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("oncekey").addHandler(handler)
+
+def place_in_step(request):
+    current_attempt().step("insert", lambda key: [place(request) and None])
+    if "fails" in request.path:
+        raise LookupError("the view itself fails")
+    if "hook" in request.path:
+        transaction.on_commit(lambda: [].pop())
+    return HttpResponse("placed", status=201)
+
+atomic = transaction.atomic(place_in_step)
+guarded = atomic if MIDDLEWARE else idempotent(retry_safe=True)(atomic)
+settings.ONCEKEY["once"] = "memory://"  # SQLite has one writer, and a step would wait for it
+urlpatterns += [path("orders", guarded), path("fails", guarded), path("hook", guarded)]
+create_tables()
+assert post("/orders", "key-of-order-17").status_code == 500
+(line,) = [line for line in lines if "steps stay finished" in line]
+assert "'insert'" in line and "POST /orders" in line and "key-of" not in line, line
+del lines[:]
+assert post("/fails", "2").status_code == 500
+open_account()
+assert post("/hook", "3").status_code == 500
+assert [line for line in lines if "steps stay finished" in line] == []
+assert orders() == 1
+"""
+
+
+def test_django_tells_of_steps_that_a_failed_commit_leaves_behind(tmp_path: Path) -> None:
+    """A view that fails after a step is what steps are for; and what fails in on_commit functions
+    takes no rows back."""
+    (tmp_path / "middleware").mkdir()
+    run(KEPT, tmp_path)
+    rules = f"MIDDLEWARE, RULES = ['{MIDDLEWARE}'], [{{'retry_safe': True}}]\n"
+    run(KEPT, tmp_path / "middleware", rules)
 
 
 LATE = """

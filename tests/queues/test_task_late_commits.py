@@ -18,12 +18,13 @@ from faststream import AckPolicy, Depends
 from faststream.rabbit import RabbitBroker, TestRabbitBroker
 from tests.queues.late_commits import Database
 
-from oncekey import AsyncOnce, ConfigurationError, Once
+from oncekey import AsyncOnce, ConfigurationError, Once, current_attempt
 from oncekey.queues.celery import idempotent_task
 from oncekey.queues.dramatiq import idempotent_actor
 from oncekey.queues.faststream import IdempotencyMiddleware
 
 WAIT_S = 90.0
+KEPT = "steps stay finished"
 
 
 @pytest.fixture
@@ -88,6 +89,34 @@ def test_i16_celery_task_whose_base_commits_around_it_runs_again_if_that_fails(
     assert ship("a") == ship.run("a") == "shipped", "both are guarded"
     assert (runs, database.rows) == (["a"] * 2, ["a"])
     assert database.ends == ["commit fails", "commit"]
+
+
+@pytest.mark.parametrize("by_super", [False, True], ids=["run", "super"])
+def test_celery_task_tells_of_steps_that_a_failed_commit_leaves_behind(
+    app: Celery,
+    once: Once,
+    database: Database,
+    by_super: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @idempotent_task(once, key=lambda name: name, retry_safe=True)
+    @app.task(base=committing_base(database, by_super=by_super), name="ship", shared=False)
+    def ship(name: str) -> None:
+        attempt: Any = current_attempt()
+        attempt.step("insert", lambda key: 1)
+        if name == "fails":
+            raise ValueError("the task itself fails")
+
+    database.fails = True
+    with pytest.raises(ValueError):
+        ship("fails")
+    assert [line for line in caplog.messages if KEPT in line] == []
+    with pytest.raises(ConnectionError):
+        ship("key-of-parcel")
+    (line,) = [line for line in caplog.messages if KEPT in line]
+    assert line.startswith("ship [")
+    assert "'insert'" in line
+    assert "key-of" not in line
 
 
 def test_celery_base_may_run_its_task_again_by_itself(app: Celery, once: Once) -> None:

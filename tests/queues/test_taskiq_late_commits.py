@@ -20,10 +20,11 @@ from taskiq import (
 )
 from tests.queues.late_commits import Database
 
-from oncekey import AsyncOnce
+from oncekey import AsyncOnce, current_attempt
 from oncekey.queues.taskiq import idempotent_task
 
 WAIT_S = 90.0
+KEPT = "steps stay finished"
 # Taskiq throws errors into its dependencies by a form that Python 3.12 deprecates.
 ignores_throw = pytest.mark.filterwarnings("ignore:the .type, exc, tb. signature")
 
@@ -71,6 +72,35 @@ def test_i16_taskiq_task_whose_dependency_fails_to_commit_runs_again(
             assert (await result_of(task, "a")).return_value == "shipped"
         assert database.rows == ["a"]
         assert database.ends == ["commit fails", "commit"], "a replay opens no session"
+
+    with_taskiq(test)
+
+
+@ignores_throw
+def test_taskiq_task_tells_of_steps_that_a_failed_commit_leaves_behind(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def insert(key: str) -> int:
+        return 1
+
+    async def test(broker: InMemoryBroker, once: AsyncOnce) -> None:
+        async def ship(name: str, rows: Any = TaskiqDepends(database.async_session)) -> None:
+            attempt: Any = current_attempt()
+            await attempt.step("insert", insert)
+            if name == "fails":
+                raise ValueError("the task itself fails")
+
+        task: Any = idempotent_task(once, key=lambda name: name, retry_safe=True)(
+            broker.task(task_name="ship")(ship)
+        )
+        assert isinstance((await result_of(task, "fails")).error, ValueError)
+        assert [line for line in caplog.messages if KEPT in line] == []
+        database.fails = True
+        assert isinstance((await result_of(task, "key-of-parcel")).error, ConnectionError)
+        (line,) = [line for line in caplog.messages if KEPT in line]
+        assert line.startswith("ship [")
+        assert "'insert'" in line
+        assert "key-of" not in line
 
     with_taskiq(test)
 

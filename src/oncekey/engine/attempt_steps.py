@@ -129,6 +129,11 @@ class AttemptSteps:
         self.stored = {s.name: s for s in stored if s.name != ARGUMENTS} if stored else {}
         self._in_use: dict[str, object] = {}
 
+    @property
+    def given(self) -> list[str]:
+        """The names of the finished steps whose result the body has got, in order."""
+        return [name for name, holder in self._in_use.copy().items() if holder is _GIVEN]
+
     def begin(
         self,
         attempt: AttemptBase,

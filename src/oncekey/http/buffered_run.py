@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt, finish_early, task_of
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
 from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
 from oncekey.http.late_work import (
@@ -33,7 +34,7 @@ from oncekey.http.late_work import (
 )
 from oncekey.http.lifespan import Drainable
 from oncekey.http.message import App, Headers, Message, Response, Scope
-from oncekey.http.outcomes import IncompleteResponse, NotStored, outcome_to_store
+from oncekey.http.outcomes import FAILURE, IncompleteResponse, NotStored, outcome_to_store
 from oncekey.http.request_body import BodyReader
 from oncekey.http.request_tasks import Latch, RequestTask, RequestTasks
 from oncekey.http.response_buffer import ResponseBuffer
@@ -167,6 +168,8 @@ class AttemptRun(BufferedRun):
         except BaseException as raised:
             if not self.is_finished:
                 self.error = raised
+                if self.buffer.is_complete and self.buffer.status < FAILURE:
+                    warn_of_kept_steps(attempt)
                 self.buffer.close()
                 raise
             if not isinstance(raised, GeneratorExit):  # that is for this coroutine alone

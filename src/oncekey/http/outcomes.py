@@ -37,6 +37,7 @@ STORED_HEADERS: Final = frozenset(
         b"sunset",
     }
 )
+FAILURE: Final = 500  # the first status that says that the server has failed
 # Never replayed, even if a rule names them: they belong to one connection, client or moment.
 NEVER_STORED_HEADERS: Final = frozenset(
     {
@@ -83,7 +84,7 @@ def is_stored(status: int, headers: Headers, *, retry_safe: bool) -> bool:
         bytes(name).lower() == b"retry-after" and value for name, value in headers
     ):
         return False  # the app says that it did nothing
-    return status < 500 or not retry_safe
+    return status < FAILURE or not retry_safe
 
 
 @lru_cache(64)

@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.kept_steps import warn_of_kept_steps
 from oncekey.http.canonical_body import TooLarge, UnreadableBody
 from oncekey.http.exchange import (
     ATTEMPT,
@@ -32,7 +33,7 @@ from oncekey.http.exchange import (
     check_caller,
 )
 from oncekey.http.message import Headers, Request, RequestHeaders, Response, headers_by_name
-from oncekey.http.outcomes import IncompleteResponse
+from oncekey.http.outcomes import FAILURE, IncompleteResponse
 from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
 from oncekey.http.request_body import Body
@@ -200,6 +201,8 @@ class WSGIResponse(SyncResponseBuffer):
             if not self._line:
                 raise IncompleteResponse("the app ended before its response was complete")
         except BaseException:
+            if self._line and int(self._line[:3]) < FAILURE:
+                warn_of_kept_steps(environ.get(ATTEMPT))
             self.close()
             raise
         self.status = int(self._line[:3])

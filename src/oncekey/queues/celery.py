@@ -27,6 +27,8 @@ from celery.local import PromiseProxy, Proxy
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.context import current_attempt
+from oncekey.engine.kept_steps import warn_of_kept_steps
 from oncekey.engine.port import Port
 from oncekey.queues.celery_delivery import GuardedTask, visibility_timeout_s
 from oncekey.queues.task_guard import (
@@ -127,32 +129,47 @@ def _for_every_app(shared: Any, install: Callable[[Any], None]) -> None:
             install_in(app)
 
 
+class _OwnCall:
+    """One call of a class's own `__call__`, and whether the task's `run` within it has returned."""
+
+    has_returned = False
+
+
 def _put_guard(once: Once, task: Any, guard: TaskGuard) -> None:
     """Put the guard around the task's `run`. A class of tasks may have a `__call__` of its own, and
     end a transaction there; then the guard is around that, and `run` within it is the task's."""
     warn_of_late_commits(guard.operation, (task.on_success, task.after_return))
     run, kind = task.run, type(task)
-    is_within: ContextVar[bool] = ContextVar("oncekey_celery_call", default=False)
+    within: ContextVar[_OwnCall | None] = ContextVar("oncekey_celery_call", default=None)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        token = is_within.set(True)
+        own = _OwnCall()
+        token = within.set(own)
         try:
             return kind.__call__(task, *args, **kwargs)
+        except BaseException:
+            if own.has_returned:
+                warn_of_kept_steps(current_attempt())
+            raise
         finally:
-            is_within.reset(token)
+            within.reset(token)
 
     has_call = kind.__call__ is not Task.__call__
     guarded = GuardedTask(once, task, guard, call if has_call else run)
 
     @functools.wraps(run)
     def guarded_run(*args: Any, **kwargs: Any) -> Any:
-        if not is_within.get():
+        own = within.get()
+        if own is None:
             return guarded(*args, **kwargs)
-        token = is_within.set(False)  # what the task runs of itself has a key of its own
+        token = within.set(None)  # what the task runs of itself has a key of its own
+        own.has_returned = False
         try:
-            return run(*args, **kwargs)
+            value = run(*args, **kwargs)
+            own.has_returned = True
+            return value
         finally:
-            is_within.reset(token)
+            within.reset(token)
 
     task.run = guarded_run
     if has_call:

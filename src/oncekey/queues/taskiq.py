@@ -47,7 +47,9 @@ from oncekey.core.errors import (
     NotStarted,
     StoreUnavailable,
 )
+from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.kept_steps import late_part
 from oncekey.engine.port import AsyncPort
 from oncekey.queues.task_guard import (
     ARGUMENTS,
@@ -165,7 +167,13 @@ class InjectedFunction:
         self.signature = _with_context(inspect.signature(function, eval_str=True), injected)
         self._graph: DependencyGraph | None = None
 
-    async def call(self, context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(
+        self,
+        attempt: AsyncAttempt,
+        context: Context,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Open what the function depends on, call it, and end what was opened."""
         if self._graph is None:
             # Made anew for the first message, as Taskiq does: everything is defined by now.
@@ -187,7 +195,8 @@ class InjectedFunction:
             if has_begun or not isinstance(error, Exception):
                 raise
             raise _NotInjected(error) from error
-        await opened.close(None, None, None)
+        with late_part(attempt):
+            await opened.close(None, None, None)
         return value
 
 
@@ -227,8 +236,8 @@ def _guarded(
             )
             warn_of_late_commits(guard.operation, hooks)
 
-        async def body(attempt: object) -> Any:
-            return await injected.call(context, args, kwargs)
+        async def body(attempt: AsyncAttempt) -> Any:
+            return await injected.call(attempt, context, args, kwargs)
 
         try:
             sent = tuple(message.args), message.kwargs

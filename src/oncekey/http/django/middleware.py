@@ -19,9 +19,11 @@ from django.http import Http404
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once, Operations
+from oncekey.engine.kept_steps import warn_of_kept_steps
 from oncekey.http import policy_document
 from oncekey.http.canonical_body import UnreadableBody
 from oncekey.http.django.cancellation_shield import shielded
+from oncekey.http.django.failed_commits import is_failed_commit, watch_failed_commits
 from oncekey.http.django.messages import (
     DjangoResponse,
     body_of,
@@ -84,6 +86,7 @@ class IdempotencyMiddleware:
         self._settings.serve_page()
         self._exchange = self._settings.guard.exchange
         self._find = self._exchange.rules.find
+        watch_failed_commits()
 
     @property
     def unprotected(self) -> int:
@@ -213,6 +216,10 @@ def respond(
             is_unhandled = getattr(response.final, _UNHANDLED, False)
             response.unhandled = is_unhandled or is_unstored(marks, response.status)
             return response
+        except Exception as error:
+            if is_failed_commit(error):
+                warn_of_kept_steps(attempt)
+            raise
         finally:
             setattr(django_request(request), _ATTEMPT, None)
 

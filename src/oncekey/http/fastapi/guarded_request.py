@@ -14,6 +14,7 @@ from oncekey.core.errors import OncekeyError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.context import enter as enter_body
+from oncekey.engine.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
 from oncekey.http.asgi_messages import headers_of, request_of, send_response, send_unread
 from oncekey.http.buffered_run import HandlerRun
@@ -24,7 +25,7 @@ from oncekey.http.fastapi.transaction import response_to, run_in_transaction
 from oncekey.http.late_work import LateExitsError, has_late_exits
 from oncekey.http.lifespan import note_request
 from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
-from oncekey.http.outcomes import NotStored
+from oncekey.http.outcomes import FAILURE, NotStored
 from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.request_tasks import Latch
@@ -120,6 +121,8 @@ class RouteRequest:
         # What the pending call returns or raises; None: call the endpoint.
         self._decision: Latch[Response | BaseException | None] = Latch()
         self._over: Latch[None] = Latch()
+        # The status of the endpoint's own response, 0 if FastAPI makes one; None before it returns.
+        self._returned: int | None = None
         self._is_delivered = False  # whether the handler's own response was sent
 
     async def respond(self) -> None:
@@ -213,7 +216,20 @@ class RouteRequest:
         self._run.claim()
         self._inner[ATTEMPT] = attempt
         self._decide(_RUNNING, None)
-        return await self._run.outcome()
+        try:
+            return await self._run.outcome()
+        except BaseException as error:
+            if self._has_failed_late(error):
+                warn_of_kept_steps(attempt)
+            raise
+
+    def _has_failed_late(self, error: BaseException) -> bool:
+        """Whether the run has failed when its endpoint had returned. The failure is a response if
+        an exception handler made one of it."""
+        if self._returned is None or not isinstance(error, NotStored):
+            return self._returned is not None
+        status = self._run.buffer.status
+        return status >= FAILURE and status != self._returned
 
     def _decide(self, state: State, response: Response | None) -> None:
         self._state = state
@@ -277,7 +293,9 @@ class RouteRequest:
             # belongs to the attempt too, and an attempt that has ended is nobody's current one.
             enter_body(attempt)
         try:
-            return await call.run()
+            value = await call.run()
+            self._returned = getattr(value, "status_code", 0)
+            return value
         except Exception as error:
             if self._guard.session is None:
                 raise

@@ -21,6 +21,7 @@ from werkzeug.datastructures import Headers as FlaskHeaders
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
+from oncekey.engine.kept_steps import late_part, warn_of_kept_steps
 from oncekey.http import message, wsgi
 from oncekey.http.exchange import (
     ATTEMPT,
@@ -38,6 +39,7 @@ from oncekey.http.flask.request_input import (
 )
 from oncekey.http.flask.served_views import EXTENSION, VIEWS, check_app
 from oncekey.http.guarded_views import UNSERVED, guard_for_method, guarded_view_of
+from oncekey.http.outcomes import FAILURE
 from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
 from oncekey.http.problem import Render
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
@@ -252,7 +254,7 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
         try:
             response = _FlaskResponse(_final_response(call))
             if attempt is not None:
-                response.end_request(rule.max_response)
+                _end_request(response, attempt, rule.max_response)
             response.unhandled = is_unstored(marks, response.status)
             return response
         finally:
@@ -266,6 +268,18 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
     if isinstance(response, FreshResponse):
         return close_body_with(response.app_response.to_send(response.more_headers))
     return close_body_with(flask_response(response))
+
+
+def _end_request(response: _FlaskResponse, attempt: Attempt, body_max: int) -> None:
+    """Run the app's functions for the end of the request. They fail by an error, or by a response
+    that one of them made of it."""
+    if response.status >= FAILURE:
+        response.end_request(body_max)  # the view has failed before them
+        return
+    with late_part(attempt):
+        response.end_request(body_max)
+    if response.response(body_max).status >= FAILURE:
+        warn_of_kept_steps(attempt)
 
 
 def _final_response(call: Callable[[], Any]) -> Response:

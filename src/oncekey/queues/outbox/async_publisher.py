@@ -17,6 +17,7 @@ from oncekey.queues.outbox.outbox_table import outbox_store
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.publisher_base import PublisherBase
 from oncekey.queues.outbox.publisher_flow import Effect, Send, Wait
+from oncekey.queues.outbox.sender_calls import TaskCalls, Unanswered
 from oncekey.queues.outbox.senders import AsyncSender, sender_of
 from oncekey.stores.outbox_commands import AsyncOutboxStore
 
@@ -40,17 +41,34 @@ class AsyncOutboxPublisher(PublisherBase):
         self.once = AsyncOnce(once) if isinstance(once, str) else once
         self._store: AsyncOutboxStore = outbox_store(self.once, AsyncOnce)
         self._wakened = asyncio.Event()
+        self._calls: TaskCalls | None = None  # while `run` runs
 
     async def run(self) -> None:
         """Publish until `stop`. What is being sent then is finished, the rest is given back."""
         with self._ending():
+            flow = self._begin()
+            calls = self._calls = TaskCalls(self.settings.stop_timeout_s)
+            if self._stopped:
+                calls.stop()
             try:
-                await self._drive(self._begin())
+                await self._drive(flow)
             finally:
-                self._is_running = self._stopped = False
-                close = getattr(self._sender, "close", None)
-                if close is not None:
-                    await close()
+                await self._leave(calls)
+
+    async def _leave(self, calls: TaskCalls) -> None:
+        """Close the sender, as far as the time allows."""
+        calls.stop()
+        close = getattr(self._sender, "close", None)
+        try:
+            if close is not None:
+                await calls.run(close(), cancel=False)
+        except Unanswered:
+            pass  # it is told below, as a message is that was being sent
+        finally:
+            if calls.left_behind:
+                self._tell_unanswered()
+            self._calls = None
+            self._is_running = self._stopped = False
 
     async def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""
@@ -58,8 +76,11 @@ class AsyncOutboxPublisher(PublisherBase):
         return await self._drive(self._until_empty())
 
     def stop(self) -> None:
-        """Let `run` return when what it is sending is sent and settled."""
+        """Let `run` return when what it is sending is sent and settled, after `stop_timeout` at
+        the latest."""
         self._stopped = True
+        if self._calls is not None:
+            self._calls.stop()
         self._wakened.set()
 
     def wake(self) -> None:
@@ -92,8 +113,11 @@ class AsyncOutboxPublisher(PublisherBase):
             self._wakened.clear()
             return None
         if isinstance(effect, Send):
+            sending = self._sender.send(effect.messages)
             try:
-                return await answered(self._sender.send(effect.messages))
+                if self._calls is not None:
+                    return await self._calls.run(sending)
+                return await answered(sending)
             except Exception as error:
                 return error
         await AsyncPort(

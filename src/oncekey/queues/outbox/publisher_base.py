@@ -58,6 +58,13 @@ class PublisherBase:
         else:
             _log.info("publisher %s ends: it was stopped", self.name)
 
+    def _tell_unanswered(self) -> None:
+        _log.warning(
+            "publisher %s: the broker does not answer; what it has not confirmed stays in the "
+            "outbox and is sent again, under the same ids",
+            self.name,
+        )
+
     def _until_empty(self) -> Generator[Effect, Any, int]:
         """Publish what is due, until nothing is, or the broker cannot be reached."""
         published = 0

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.engine.clock import new_owner
+from oncekey.queues.consumer_settings import STOP_TIMEOUT_DEFAULT
 from oncekey.queues.disposition import backoff_s, describe
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage, message_of
 from oncekey.queues.outbox.senders import is_unavailable
@@ -79,6 +80,7 @@ class PublisherSettings:
     backoff      how long to wait after the first failed try; doubled with each, up to backoff_max
     keep         how long the rows of published messages stay; a message that is added again under
                  the same id meanwhile is not sent again
+    stop_timeout for how long a stop waits for what is being sent, and for the broker to be left
     """
 
     name: str = "outbox"
@@ -89,13 +91,14 @@ class PublisherSettings:
     backoff: Duration = BACKOFF_DEFAULT
     backoff_max: Duration = BACKOFF_MAX_DEFAULT
     keep: Duration = KEEP_DEFAULT
+    stop_timeout: Duration = STOP_TIMEOUT_DEFAULT
 
     def __post_init__(self) -> None:
         for name, most in (("batch", BATCH_MAX), ("max_tries", 1_000_000)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 raise ConfigurationError(f"{name}={value!r} must be a whole number up to {most}")
-        for name in ("lease", "poll", "backoff", "backoff_max", "keep"):
+        for name in ("lease", "poll", "backoff", "backoff_max", "keep", "stop_timeout"):
             self.us(name)
         if self.us("lease") < LEASE_MIN_US:
             raise ConfigurationError(f"lease={self.lease!r} is too short; 100ms at least")
@@ -103,6 +106,10 @@ class PublisherSettings:
     def us(self, name: str) -> int:
         """One of the durations in microseconds."""
         return microseconds(getattr(self, name), name=name)
+
+    @property
+    def stop_timeout_s(self) -> float:
+        return self.us("stop_timeout") / _SECOND
 
     def delay_us(self, tries: int) -> int:
         """How long to wait after this many tries."""

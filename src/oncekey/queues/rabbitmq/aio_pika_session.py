@@ -50,6 +50,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
 from oncekey.queues.rabbitmq.channel_program import ChannelProgram
 from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_cluster, parse_version
 from oncekey.queues.rabbitmq.rabbit_settings import (
+    CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     PUBLISH_TIMEOUT_S,
     RabbitSettings,
@@ -84,6 +85,7 @@ class AioPikaSession:
         self._changed = asyncio.Event()  # something was delivered, or the session has ended
         self._ended: BaseException | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._tag = ""
 
     @property
@@ -169,7 +171,19 @@ class AioPikaSession:
         return [self._buffer.popleft() for _ in range(min(most, len(self._buffer)))]
 
     async def close(self) -> None:
-        """Give back what is not settled, and end the connection."""
+        """Give back what is not settled, and end the connection. A RabbitMQ that does not answer is
+        not waited for longer than CLOSE_TIMEOUT_S: then the connection ends when it does answer, or
+        with its loop."""
+        leaving = self._leaving = asyncio.create_task(self._leave())
+        await asyncio.wait((leaving,), timeout=CLOSE_TIMEOUT_S)
+        if leaving.done():
+            leaving.result()
+            return
+        if self._ended is None:
+            self._note_end(BrokerUnavailable("the session is closed"))
+        _log.info("RabbitMQ: the connection was not closed within %g s", CLOSE_TIMEOUT_S)
+
+    async def _leave(self) -> None:
         try:
             await self.run(self.program.leave())
         except BrokerUnavailable:

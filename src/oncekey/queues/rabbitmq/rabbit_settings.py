@@ -26,6 +26,7 @@ from oncekey.queues.rabbitmq.rabbit_facts import (
 from oncekey.queues.rabbitmq.topology import QueueNames, names_of
 
 CONNECT_TIMEOUT_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 10.0  # for RabbitMQ to take leave of a session
 PUBLISH_TIMEOUT_S: Final = 30.0  # for RabbitMQ to confirm a copy
 _SECOND: Final = 1_000_000
 _log = logging.getLogger("oncekey")
