@@ -247,14 +247,19 @@ class JobFactory:
         return known[1]
 
     def codec_of(self, fn: Callable[..., Any], operation: str, codec: Any, what: str) -> Any:
+        """The codec for what an operation's function returns, which `get` then reads with too: see
+        `returned_codec`."""
+        found = self.returned_codec(fn, codec, what)
+        if codec is None and found is not None:
+            self._annotated[operation] = found
+        return found
+
+    def returned_codec(self, fn: Callable[..., Any], codec: Any, what: str) -> Any:
         """The codec for what a function returns: `codec=`, or the engine's, or that of its
         annotation. Raises ConfigurationError if it says that it returns what cannot be stored."""
         if codec is not None or self.codec is not JSON:
             return codec
-        found = typed_codecs.return_codec(fn, what)
-        if found is not None:
-            self._annotated[operation] = found
-        return found
+        return typed_codecs.return_codec(fn, what)
 
     # --- policies and guarantees --------------------------------------------------------------
 
