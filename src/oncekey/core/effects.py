@@ -76,7 +76,8 @@ class Grant:
 class Returned:
     """The packed value of a body or a step. `deadline` is the owner's when it returned.
 
-    raw    the value itself if it could not be kept; the one for the caller if it is `exact`
+    raw    the one for the caller if it is `exact`; else the value itself, for an error if what was
+           stored cannot be read back
     kept   False if the value could not be stored; then `body` is a tombstone
     exact  reading `body` gives a value that is equal to `raw`, so nobody has to
     """
@@ -199,7 +200,7 @@ class AttemptOutcome:
 
     @property
     def raw(self) -> object:
-        """The value that the body returned, if it could not be kept."""
+        """The value that the body returned; None if this call did not run it."""
         return self.returned.raw if self.returned is not None else None
 
     @property

@@ -47,6 +47,7 @@ _PLAIN: Final = frozenset((str, int, float, bool, type(None), dict, list, Any, o
 _LISTS: Final = (list, collections.abc.Sequence, collections.abc.MutableSequence)
 _DICTS: Final = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _SETS: Final = (set, frozenset, collections.abc.Set, collections.abc.MutableSet)
+_NOTHING: Final = (typing.NoReturn, typing.Never)
 _UNIONS: Final = (typing.Union, types.UnionType)
 
 
@@ -123,8 +124,13 @@ def return_codec(fn: Callable[..., Any], what: str) -> Codec | None:
     """The codec for what this function is annotated to return; None if that is plain JSON, or if
     there is no annotation that can be read. Raises ConfigurationError for a type that cannot be
     stored; `what` says in it whose function it is."""
-    hint = _return_hint(fn)
-    if hint is None or _is_plain(hint):
+    hint = return_hint(fn)
+    return None if hint is None else type_codec(hint, what)
+
+
+def type_codec(hint: Any, what: str) -> Codec | None:
+    """The codec for values of an annotated type: see `return_codec`."""
+    if _is_plain(hint):
         return None
     parts = list(_parts(hint))
     if any(hasattr(part, "model_validate_json") for part in parts):
@@ -143,7 +149,7 @@ def return_codec(fn: Callable[..., Any], what: str) -> Codec | None:
 # --- annotations ----------------------------------------------------------------------------------
 
 
-def _return_hint(fn: Callable[..., Any]) -> Any:
+def return_hint(fn: Callable[..., Any]) -> Any:
     """What the function is annotated to return; None if that says nothing."""
     try:
         hint = typing.get_type_hints(fn, include_extras=False).get("return")
@@ -151,7 +157,7 @@ def _return_hint(fn: Callable[..., Any]) -> Any:
         return None
     while (meant := getattr(hint, "__supertype__", getattr(hint, "__value__", None))) is not None:
         hint = meant  # of a NewType, of a `type` alias
-    return None if isinstance(hint, typing.TypeVar) or hint is typing.NoReturn else hint
+    return None if isinstance(hint, typing.TypeVar) or hint in _NOTHING else hint
 
 
 def _is_plain(hint: Any) -> bool:

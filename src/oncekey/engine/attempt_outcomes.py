@@ -90,7 +90,7 @@ def pack(codec: Codec, policy: Policy, value: Any, deadline: int) -> Returned:
             is_exact = True
         else:
             body, is_exact = pack_value(codec, value), getattr(codec, "exact", False) is True
-            loaded = value if is_exact else None
+            loaded = value
     except Exception as error:  # the codec may be the user's: whatever it raises, the body ran
         if _packs(codec, value):
             raise  # not the codec but a signal handler raised it

@@ -238,7 +238,7 @@ class AttemptSteps:
                 return value_of(stored, step.codec)
             except NotReplayable as error:
                 self.allow_again(step.name)
-                raise NotReplayable(str(error), value=error.value, **where) from error
+                raise NotReplayable(str(error), value=outcome.raw, **where) from error
         self.allow_again(step.name)
         reason = "an error" if isinstance(stored, StoredError) else stored.reason
         when = "before but its result was not kept"

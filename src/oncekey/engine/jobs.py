@@ -22,6 +22,7 @@ from oncekey.core.origin import Origin, is_own, label_of
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.store import StoreLimits
+from oncekey.engine.body_codecs import LAMBDA, body_codec
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.guarantee_check import GuaranteeLost, GuaranteeMonitor, refusal_of
 
@@ -247,14 +248,32 @@ class JobFactory:
         return known[1]
 
     def codec_of(self, fn: Callable[..., Any], operation: str, codec: Any, what: str) -> Any:
+        """The codec for what an operation's function returns, which `get` then reads with too: see
+        `returned_codec`."""
+        found = self.returned_codec(fn, codec, what)
+        if codec is None and found is not None:
+            self._annotated[operation] = found
+        return found
+
+    def returned_codec(self, fn: Callable[..., Any], codec: Any, what: str) -> Any:
         """The codec for what a function returns: `codec=`, or the engine's, or that of its
         annotation. Raises ConfigurationError if it says that it returns what cannot be stored."""
         if codec is not None or self.codec is not JSON:
             return codec
-        found = typed_codecs.return_codec(fn, what)
-        if found is not None:
-            self._annotated[operation] = found
-        return found
+        return typed_codecs.return_codec(fn, what)
+
+    def body_codec(self, body: Any, operation: str) -> Codec | None:
+        """The codec for what a body of `run` is annotated to return, None for this engine's own."""
+        return body_codec(body, "the body of", operation) if self.codec is JSON else None
+
+    def step_codec(self, codec: Any, fn: Any, name: str) -> Codec:
+        """The codec for the result of a step: `codec=`, or the engine's, or that of its function's
+        annotation."""
+        if codec is not None:
+            return typed_codecs.codec_for(codec)
+        if self.codec is not JSON or getattr(fn, "__name__", LAMBDA) == LAMBDA:
+            return self.codec
+        return body_codec(fn, "step", name) or self.codec
 
     # --- policies and guarantees --------------------------------------------------------------
 

@@ -66,7 +66,11 @@ def conclude(job: Job, outcome: AttemptOutcome) -> Result[Any]:
     if returned is not None and not returned.kept:
         return not_kept(job.identity, outcome)
     replayed = kind is _REPLAYED
-    return result_of(job, job.codec, outcome.body, replayed, attempt, fence, expires_in)
+    try:
+        return result_of(job, job.codec, outcome.body, replayed, attempt, fence, expires_in)
+    except NotReplayable as error:
+        error.value = outcome.raw
+        raise
 
 
 def value_of(stored: StoredValue, codec: Codec) -> Any:

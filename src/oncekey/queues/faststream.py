@@ -6,7 +6,8 @@ same flow as the consumers of this package, with these ends:
     disposition          in FastStream's terms
     -------------------- ------------------------------------------------------------------------
     REMOVE               the handler's value, or the stored one, is returned: acknowledged, and its
-                         reply and publishers get it
+                         reply and publishers get it. If they wait for one that is not stored, as
+                         DEAD_LETTER
     HIDE, RETRY,         waits, at most `hold_max`, then NackMessage: delivered again
     GIVE_BACK
     DEAD_LETTER, PARK    `dead_letter` is called, if there is one, then RejectMessage
@@ -32,10 +33,12 @@ from faststream import AckPolicy, BaseMiddleware, StreamMessage
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage
 from faststream.message import SourceType
 
+from oncekey.core.codec import pack_value
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import (
     ConfigurationError,
     InFlight,
+    NotReplayable,
     NotStarted,
     OncekeyError,
     StoreUnavailable,
@@ -43,7 +46,7 @@ from oncekey.core.errors import (
 )
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
-from oncekey.queues.broker_identity import async_bound_scope, identity_of
+from oncekey.queues.broker_identity import async_bound_scope
 from oncekey.queues.consumer_settings import (
     BACKOFF_DEFAULT,
     BACKOFF_MAX_DEFAULT,
@@ -54,18 +57,26 @@ from oncekey.queues.consumer_settings import (
     RequestChoice,
     plan_of,
 )
-from oncekey.queues.disposition import Disposition, Kind
+from oncekey.queues.disposition import Disposition, Kind, dead_letter, describe
+from oncekey.queues.disposition_report import report
+from oncekey.queues.faststream_facts import (
+    RABBIT,
+    facts_of,
+    function_of,
+    handler_of,
+    has_recipients,
+    kind_of,
+    message_of,
+    queue_of,
+)
 from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.message_key import KeyChoice
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.rabbit_facts import cluster_doubt, parse_cluster, virtual_host
 from oncekey.queues.task_guard import STORE_PAUSE_S
 from oncekey.queues.work_in_hand import Entry
 
 HOLD_MAX_DEFAULT: Final = "30s"
 _TOO_EARLY: Final = (AckPolicy.ACK_FIRST, AckPolicy.MANUAL)
-# The only package of FastStream whose broker keeps a rejected message, and tells which one it is.
-_RABBIT: Final = "faststream.rabbit"
 _log = logging.getLogger("oncekey")
 
 DeadLetterHandler = Callable[["StreamMessage[Any]", Disposition], Awaitable[object]]
@@ -80,6 +91,7 @@ class IdempotencyMiddleware:
     broker_name  your own name for the broker; required for any other than RabbitMQ
     dead_letter  an async function of FastStream's message and the disposition
     hold_max     for how long a message is held here before it goes back to the broker
+    codec        stores what the handlers return; by default each handler's annotation says how
     options      are fields of Policy
     """
 
@@ -96,6 +108,7 @@ class IdempotencyMiddleware:
         broker_name: str | None = None,
         hold_max: Duration = HOLD_MAX_DEFAULT,
         dead_letter: DeadLetterHandler | None = None,
+        codec: Any = None,
         **options: Any,
     ) -> None:
         if not isinstance(once, AsyncOnce):
@@ -116,6 +129,10 @@ class IdempotencyMiddleware:
             options=options,
         )
         plan_of(self._settings, BrokerFacts(name), once, name)  # what is wrong shows now
+        once._jobs.codec_for(codec)
+        self._codec = codec
+        # Of each subscriber's functions, by their ids; they are kept with theirs.
+        self._codecs: MutableMapping[Any, dict[int, tuple[object, Any]]] = WeakKeyDictionary()
         # A subscriber belongs to one broker, whatever node of that it is connected to.
         self._plans: MutableMapping[Any, dict[str, ConsumerPlan]] = WeakKeyDictionary()
 
@@ -123,8 +140,9 @@ class IdempotencyMiddleware:
         return _GuardedMessage(msg, context=context, guard=self)
 
     def check(self, broker: Any) -> None:
-        """Raise ConfigurationError if a subscriber of this broker, or router, would lose messages.
-        Call it before the broker starts: `app.on_startup(lambda: guard.check(broker))`."""
+        """Raise ConfigurationError if a subscriber of this broker, or router, would lose messages,
+        or what its handlers return. Call it before the broker starts:
+        `app.on_startup(lambda: guard.check(broker))`."""
         for subscriber in broker.subscribers:
             self.check_subscriber(subscriber)
 
@@ -136,20 +154,35 @@ class IdempotencyMiddleware:
                 "message before the outcome is stored, so it is lost with its process. Give the "
                 "subscriber ack_policy=AckPolicy.REJECT_ON_ERROR or NACK_ON_ERROR"
             )
-        facts = _facts_of(subscriber, "", None)
+        facts = facts_of(subscriber, "", None)
         if facts.needs_name and self._settings.broker_name is None:
             raise ConfigurationError(f"consumer {name!r}: {facts.broker_doubt}")
-        if self.dead_letter is None and _kind_of(subscriber) != _RABBIT:
+        if self.dead_letter is None and kind_of(subscriber) != RABBIT:
             raise ConfigurationError(
                 f"consumer {name!r}: this broker forgets a rejected message; give dead_letter= an "
                 "async function that keeps it, for example by publishing it elsewhere"
             )
+        for item in subscriber.calls:
+            self.codec_of(subscriber, function_of(item.handler))
+
+    def codec_of(self, subscriber: Any, function: Any) -> Any:
+        """The codec for what the function of a handler returns. Raises ConfigurationError if that
+        could not be stored."""
+        if function is None:
+            return self._codec
+        codecs = self._codecs.setdefault(subscriber, {})
+        known = codecs.get(id(function))
+        if known is None:
+            what = f"consumer {self._settings.name!r}"
+            codec = self.once._jobs.returned_codec(function, self._codec, what)
+            known = codecs[id(function)] = (function, codec)
+        return known[1]
 
     async def plan_for(self, subscriber: Any, queue: str, raw: Any = None) -> ConsumerPlan:
         """The plan for the messages of a subscriber, of which `raw` is one as its client has it."""
         plans = self._plans.setdefault(subscriber, {})
         if queue not in plans:
-            facts = _facts_of(subscriber, queue, raw)
+            facts = facts_of(subscriber, queue, raw)
             scope = await async_bound_scope(self.once, self._settings, facts)
             plans[queue] = plan_of(self._settings, facts, self.once, scope)
         return plans[queue]
@@ -164,14 +197,32 @@ class _Rejected(Terminal):
 
 
 class _Delivery:
-    """One delivery: how to run its handler, and how that ended."""
+    """One delivery, and how it ended.
 
-    __slots__ = ("call_next", "error", "msg", "value")
+    handler   FastStream's own object of the handler, None if it cannot be found
+    value     what is returned for it: the stored value, or the handler's own
+    returned  what the handler has returned, if this very delivery `ran` it
+    error     what the run ended with instead of a value
+    """
 
-    def __init__(self, msg: StreamMessage[Any], call_next: Callable[..., Awaitable[Any]]) -> None:
+    __slots__ = ("codec", "error", "handler", "message", "msg", "plan", "ran", "returned", "value")
+
+    def __init__(
+        self,
+        msg: StreamMessage[Any],
+        message: Message,
+        plan: ConsumerPlan,
+        handler: Any,
+        codec: Any,
+    ) -> None:
         self.msg = msg
-        self.call_next = call_next
+        self.message = message
+        self.plan = plan
+        self.handler = handler
+        self.codec = codec
         self.value: Any = None
+        self.ran = False
+        self.returned: Any = None
         self.error: Exception | None = None
 
 
@@ -188,13 +239,15 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
         if msg.source_type is not SourceType.CONSUME:
             return await call_next(msg)  # the answer to a request of this process
         guard, subscriber = self._guard, self.context.get_local("handler_")
-        queue = _queue_of(subscriber, msg)
+        queue = queue_of(subscriber, msg)
         plan = await self._checked_plan(subscriber, msg, queue)
-        delivery = _Delivery(msg, call_next)
+        handler = handler_of(call_next)
+        codec = guard.codec_of(subscriber, function_of(handler))
+        delivery = _Delivery(msg, message_of(msg, queue), plan, handler, codec)
 
         async def run(*args: Any, **kwargs: Any) -> Any:
             try:
-                result = await guard.once.run(*args, **kwargs)
+                result = await guard.once.run(*args, codec=codec, **kwargs)
             except Exception as error:
                 delivery.error = error
                 raise
@@ -203,18 +256,22 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
 
         async def handle(message: Message) -> Any:
             try:
-                return await call_next(msg)
+                delivery.returned = await call_next(msg)
             except AckMessage:
-                return None
+                pass
             except NackMessage as signal:
                 raise _AskedAgain(str(signal)) from signal
             except RejectMessage as signal:
                 raise _Rejected(str(signal)) from signal
+            delivery.ran = True
+            return delivery.returned
 
         call = HandlerCall(handle, is_async=True, in_transaction=False)
-        handler = AsyncMessageHandler(guard.once, call, plan, run=run)
-        entry = Entry(_message_of(msg, queue), time.monotonic())
-        return await self._end(delivery, await handler.handle(entry))
+        runs = AsyncMessageHandler(guard.once, call, plan, run=run)
+        disposition = await runs.handle(Entry(delivery.message, time.monotonic()))
+        if disposition.kind is Kind.REMOVE:
+            disposition = self._with_value(delivery, disposition, subscriber)
+        return await self._end(delivery, disposition)
 
     async def _checked_plan(
         self, subscriber: Any, msg: StreamMessage[Any], queue: str
@@ -234,6 +291,43 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
             _log.error("message %s goes back: %s", msg.message_id, error)
             await asyncio.sleep(min(STORE_PAUSE_S, self._guard.hold_max_s))
             raise NackMessage from error
+
+    def _with_value(
+        self, delivery: _Delivery, disposition: Disposition, subscriber: Any
+    ) -> Disposition:
+        """The disposition of a message that was handled, and whose reply and publishers need the
+        handler's value. If that is gone, nothing is sent in its place: an empty message would be
+        taken for the result, and if the message were acknowledged without one, nobody could tell a
+        result that was sent before from one that was not."""
+        if delivery.ran and self._is_unstorable(delivery):
+            delivery.value = delivery.returned
+            if has_recipients(delivery.msg, delivery.handler, subscriber):
+                _log.warning(
+                    "message %s of %s: what its handler returned is sent, and could not be stored. "
+                    "If the message comes again, it becomes a dead letter. %s",
+                    delivery.msg.message_id,
+                    delivery.message.queue,
+                    describe(delivery.error) if delivery.error else "It is larger than max_bytes",
+                )
+            return disposition
+        if delivery.error is None or not has_recipients(delivery.msg, delivery.handler, subscriber):
+            return disposition
+        if not isinstance(delivery.error, NotReplayable):
+            # Another attempt has succeeded meanwhile. What it stored is read when this comes again.
+            return Disposition(Kind.RETRY, 0.0, describe(delivery.error))
+        letter = dead_letter(describe(delivery.error))
+        report(self._guard.once, delivery.plan, delivery.message, letter)
+        return letter
+
+    def _is_unstorable(self, delivery: _Delivery) -> bool:
+        """True if the value that the handler has returned here was not stored."""
+        if delivery.error is not None:
+            return isinstance(delivery.error, NotReplayable)
+        # One that is too large is returned as it is; of those that are stored some are too.
+        if delivery.value is not delivery.returned:
+            return False
+        codec = self._guard.once._jobs.codec_for(delivery.codec)
+        return len(pack_value(codec, delivery.value)) > delivery.plan.policy.max_bytes
 
     async def _end(self, delivery: _Delivery, disposition: Disposition) -> Any:
         kind = disposition.kind
@@ -258,46 +352,3 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
         seconds = STORE_PAUSE_S if kind is Kind.GIVE_BACK else disposition.seconds
         await asyncio.sleep(min(seconds, self._guard.hold_max_s))
         raise NackMessage
-
-
-def _message_of(msg: StreamMessage[Any], queue: str) -> Message:
-    headers = {
-        str(name).lower(): value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        for name, value in msg.headers.items()
-        if isinstance(value, str | bytes)
-    }
-    return Message(body=msg.body, queue=queue, headers=headers, delivery_id=msg.message_id, raw=msg)
-
-
-def _queue_of(subscriber: Any, msg: StreamMessage[Any]) -> str:
-    """The queue, topic or channel, as FastStream's own log calls it."""
-    context = subscriber.get_log_context(msg)
-    for name in ("queue", "topic", "channel", "stream", "subject"):
-        if context.get(name):
-            return str(context[name])
-    return ""
-
-
-def _kind_of(subscriber: Any) -> str:
-    return ".".join(type(subscriber).__module__.split(".")[:2])
-
-
-def _facts_of(subscriber: Any, queue: str, raw: Any) -> BrokerFacts:
-    """What is known of a queue and its broker: a message of aio-pika has its connection, and that
-    has what RabbitMQ said of itself. Those of FastStream's test broker have none."""
-    kind = _kind_of(subscriber)
-    if kind != _RABBIT:
-        doubt = (
-            f"the messages of {kind} do not tell which broker they come from, so a queue or topic "
-            "of the same name on another one would share its keys, and its messages would be "
-            "removed unhandled. Give broker_name= your own name for the broker, such as "
-            "broker_name='eu'"
-        )
-        return BrokerFacts(queue, broker=kind, broker_doubt=doubt, needs_name=True)
-    if raw is None or type(raw).__module__.startswith("faststream."):
-        return BrokerFacts(queue, broker=kind)
-    connection = raw.channel.connection
-    cluster, host = parse_cluster(connection.server_properties), virtual_host(str(connection.url))
-    doubt, _ = cluster_doubt(cluster, addresses=1)
-    broker = identity_of(kind, vhost=host, cluster=cluster)
-    return BrokerFacts(queue, broker=broker, broker_doubt=doubt)

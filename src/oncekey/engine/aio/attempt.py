@@ -26,7 +26,6 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.step_flow import StepOutcome
 from oncekey.core.step_flow import step as step_flow
 from oncekey.core.step_format import result_value
-from oncekey.core.typed_codecs import codec_for
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.parallel import AsyncParallel
 from oncekey.engine.attempt_base import AttemptBase
@@ -95,7 +94,7 @@ class AsyncAttempt(AttemptBase):
             request=request,
             probed=probe is not None,
             probe_grace=probe_grace,
-            codec=self._runner.jobs.codec if codec is None else codec_for(codec),
+            codec=self._runner.jobs.step_codec(codec, fn, name),
         )
         cancellation = _Cancellation()
         try:

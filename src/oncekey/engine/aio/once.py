@@ -28,6 +28,7 @@ from oncekey.engine.aio.runner import AsyncRunner
 from oncekey.engine.aio.sweeper import AsyncSweeper
 from oncekey.engine.attempt_outcomes import Outcomes
 from oncekey.engine.body_check import check_body
+from oncekey.engine.body_codecs import LAMBDA
 from oncekey.engine.clock import Clock
 from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed, Completion
 from oncekey.engine.guard import Picker, guarded
@@ -84,6 +85,8 @@ class AsyncOperations(OperationsBase):
         Cancelling the caller does not cancel a body that has begun: it goes on, and its outcome
         is stored for the next retry. For the options see `Once.run`.
         """
+        if codec is None and getattr(body, "__name__", LAMBDA) != LAMBDA:
+            codec = self._jobs.body_codec(body, operation)
         known = self._outcomes.replay(operation, key, scope, request, codec, origin)
         if known is not None:
             return known

@@ -25,7 +25,6 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.step_flow import StepOutcome
 from oncekey.core.step_flow import step as step_flow
 from oncekey.core.step_format import StepResult, result_value
-from oncekey.core.typed_codecs import codec_for
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import check_started, pack
 from oncekey.engine.attempt_steps import RunningStep, packed_result
@@ -88,7 +87,7 @@ class Attempt(AttemptBase):
             request=request,
             probed=probe is not None,
             probe_grace=probe_grace,
-            codec=self._runner.jobs.codec if codec is None else codec_for(codec),
+            codec=self._runner.jobs.step_codec(codec, fn, name),
         )
         try:
             outcome = self._drive_step(running, fn, probe)

@@ -23,6 +23,7 @@ from oncekey.engine.blocking.periodic import PeriodicTask
 from oncekey.engine.blocking.runner import Body, Runner
 from oncekey.engine.blocking.sweeper import Sweeper
 from oncekey.engine.body_check import check_body
+from oncekey.engine.body_codecs import LAMBDA
 from oncekey.engine.clock import Clock
 from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed, Completion
 from oncekey.engine.guard import Picker, guarded
@@ -75,9 +76,12 @@ class Operations(OperationsBase):
         """Run `body(attempt)` at most once for this key, or replay its stored result.
 
         `request` is what the caller wants: another request under the same key raises Mismatch.
-        `options` are fields of Policy for this call. Raises what the body raised, or one of the
-        errors of docs/reference/errors.md.
+        `codec` stores what the body returns; by default the body's annotation says how, and one of
+        which nothing could be stored is refused. `options` are fields of Policy for this call.
+        Raises what the body raised, or one of the errors of docs/reference/errors.md.
         """
+        if codec is None and getattr(body, "__name__", LAMBDA) != LAMBDA:
+            codec = self._jobs.body_codec(body, operation)
         known = self._outcomes.replay(operation, key, scope, request, codec, origin)
         if known is not None:
             return known
