@@ -131,12 +131,12 @@ def test_copy_prints_how_many_records_and_generations_are_there_now(
     assert (there, there.keys + there.past) == ((4, 2), len(ran))
     done = here("copy", source.url, target.url, "--yes", "--json")
     assert done.code == 0, done.err
-    here_now = counted(target.url, sorted(set(ran)))
-    assert here_now == there
-    assert (done.data["copied"], done.data["past_generations"]) == here_now
-    assert (done.data["compared"], done.data["already_there"]) == (here_now.keys, 0)
+    arrived = counted(target.url, sorted(set(ran)))
+    assert (arrived.keys, arrived.past) == (there.keys, there.past)
+    assert (done.data["copied"], done.data["past_generations"]) == (arrived.keys, arrived.past)
+    assert (done.data["compared"], done.data["already_there"]) == (arrived.keys, 0)
     again = here("copy", source.url, target.url, "--yes", "--json").data
-    assert (again["copied"], again["already_there"]) == (0, here_now.keys)
+    assert (again["copied"], again["already_there"]) == (0, arrived.keys)
 
 
 def fail(ran: list[str], attempt: Any) -> None:

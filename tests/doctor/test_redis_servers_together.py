@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from tests.doctor.findings import by_check, problems
@@ -14,6 +13,7 @@ from tests.support.servers import require
 from tests.support.servers.processes import fresh_name, wait_until
 from tests.support.servers.redis_server import (
     DURABLE,
+    RedisProgram,
     RedisServer,
     redis_program,
     valkey_program,
@@ -168,7 +168,7 @@ def test_replicas_and_whoever_connects_to_one_are_named() -> None:
 
 @pytest.mark.parametrize("program", [valkey_program, redis_program], ids=["valkey", "redis"])
 def test_a_replica_that_was_seen_and_has_left_is_named_until_it_is_forgotten(
-    program: Callable[[], Path],
+    program: Callable[[], RedisProgram],
 ) -> None:
     with require(lambda: RedisServer(program(), settings=DURABLE)) as master:
         replica_of = {**DURABLE, "replicaof": f"127.0.0.1 {master.port}"}

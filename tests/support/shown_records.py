@@ -1,4 +1,4 @@
-"""Records in every state a key can have, and what people are shown of them, to compare the readers."""
+"""Records in every state a key can have, and what people are shown of them, to compare readers."""
 
 from __future__ import annotations
 
