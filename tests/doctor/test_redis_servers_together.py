@@ -160,6 +160,7 @@ def test_replicas_and_whoever_connects_to_one_are_named() -> None:
     with require(lambda: RedisServer(settings=DURABLE)) as master:
         replica_of = {**DURABLE, "replicaof": f"127.0.0.1 {master.port}"}
         with require(lambda: RedisServer(settings=replica_of)) as replica:
+            wait_until(lambda: master.info()["connected_slaves"] == "1", "the replica is attached")
             found = checkup(replica.url()).findings
             assert problems(found) == {"redis.primary": "broken"}
             assert problems(checkup(master.url()).findings) == {"redis.failover": "broken"}
@@ -173,6 +174,7 @@ def test_a_replica_that_was_seen_and_has_left_is_named_until_it_is_forgotten(
     with require(lambda: RedisServer(program(), settings=DURABLE)) as master:
         replica_of = {**DURABLE, "replicaof": f"127.0.0.1 {master.port}"}
         with require(lambda: RedisServer(program(), settings=replica_of)) as replica:
+            wait_until(lambda: master.info()["connected_slaves"] == "1", "the replica is attached")
             for server in (master, replica):
                 with closing(RedisStore(server.url())) as store:
                     store.prepare()  # writes down who is attached, if it can
