@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -11,12 +11,26 @@ from tests.doctor.findings import by_check, problems
 from tests.support.redis_stores import sentinel, valkey, valkey_cluster
 from tests.support.servers import require
 from tests.support.servers.processes import fresh_name, wait_until
-from tests.support.servers.redis_server import DURABLE, RedisServer
+from tests.support.servers.redis_server import (
+    DURABLE,
+    RedisProgram,
+    RedisServer,
+    redis_program,
+    valkey_program,
+)
 
 from oncekey import Once, Policy
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.core.guarantees import Level
 from oncekey.engine.store_urls import async_store, blocking_store
-from oncekey.stores.redis import CHECKS, RedisStore, checkup, checkup_session, is_same_store
+from oncekey.stores.redis import (
+    CHECKS,
+    RedisStore,
+    checkup,
+    checkup_session,
+    inspect,
+    is_same_store,
+)
 
 DATABASE = 14  # that no other test uses
 DAY_US = 86_400_000_000
@@ -146,10 +160,21 @@ def test_replicas_and_whoever_connects_to_one_are_named() -> None:
     with require(lambda: RedisServer(settings=DURABLE)) as master:
         replica_of = {**DURABLE, "replicaof": f"127.0.0.1 {master.port}"}
         with require(lambda: RedisServer(settings=replica_of)) as replica:
+            wait_until(lambda: master.info()["connected_slaves"] == "1", "the replica is attached")
             found = checkup(replica.url()).findings
             assert problems(found) == {"redis.primary": "broken"}
             assert problems(checkup(master.url()).findings) == {"redis.failover": "broken"}
             assert problems(checkup(f"{master.url()}?failover=never").findings) == {}
+
+
+@pytest.mark.parametrize("program", [valkey_program, redis_program], ids=["valkey", "redis"])
+def test_a_replica_that_was_seen_and_has_left_is_named_until_it_is_forgotten(
+    program: Callable[[], RedisProgram],
+) -> None:
+    with require(lambda: RedisServer(program(), settings=DURABLE)) as master:
+        replica_of = {**DURABLE, "replicaof": f"127.0.0.1 {master.port}"}
+        with require(lambda: RedisServer(program(), settings=replica_of)) as replica:
+            wait_until(lambda: master.info()["connected_slaves"] == "1", "the replica is attached")
             for server in (master, replica):
                 with closing(RedisStore(server.url())) as store:
                     store.prepare()  # writes down who is attached, if it can
@@ -160,7 +185,13 @@ def test_replicas_and_whoever_connects_to_one_are_named() -> None:
         name = f"127.0.0.1:{replica.port}"
         assert f"none is attached, but '{name}', last seen 20" in said.what
         assert f"oncekey guarantee --forget {name}" in said.what
+        assert "--forget NAME" in said.mend
+        assert inspect(master.url()).guarantee.level is Level.BEST_EFFORT
         assert problems(checkup(f"{master.url()}?failover=never").findings) == {}
+        with closing(RedisStore(master.url())) as store:
+            store.prepare()
+            store.forget_replica(name, by="ana", why="gone")
+        assert problems(checkup(master.url()).findings) == {}
 
 
 def with_own_prefix(url: str) -> str:

@@ -21,6 +21,7 @@ from oncekey.stores.step_column import pack_steps
 HOUR = 3_600_000_000
 SCHEMA = 'views "of" all'
 QUOTED = '"views ""of"" all"'
+QUOTED_RING = '"views ""of"" all ring"'
 RING = "&retention=ring&ring_slots=8&ring_period=3h"
 
 MAJORS = sorted({found.major for found in find_postgres()}, reverse=True) or [18]

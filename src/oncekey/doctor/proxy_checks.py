@@ -1,7 +1,7 @@
 """Checks of proxies in front of an app: whether they send a POST again by themselves, change its
 key, or answer it from a cache.
 
-They read the text of configuration files that the user names, line by line, and know the directives
+They read configuration files that the user names (see proxy_directives.py), and know the directives
 of nginx, HAProxy, Envoy (with Istio) and Traefik. They do not follow includes, and do not know
 which section serves which route: a finding names the file and the line.
 """
@@ -9,10 +9,18 @@ which section serves which route: a finding names the file and the line.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from oncekey.doctor.proxy_directives import (
+    NGINX_REST,
+    Directive,
+    blocks,
+    joined_lines,
+    matches,
+    without_comments,
+)
 from oncekey.stores.checkup import Check, Finding
 
 PROXY_FILE_MAX_BYTES: Final = 4 * 1024 * 1024
@@ -41,26 +49,33 @@ CACHE: Final = Check(
 )
 PROXY_CHECKS: Final = (RETRIES, KEYS, CACHE)
 
-_COMMENT: Final = re.compile(r"(?:^|\s)#.*")
-_NGINX: Final = re.compile(r"\b(\w+_next_upstream)\s+([^;]*)")
+_FLAGS: Final = re.IGNORECASE
+_KEY: Final = r"(?<![\w-])Idempotency-Key(?![\w-])"
+_HAS_KEY: Final = re.compile(_KEY, _FLAGS)
+_NGINX: Final = re.compile(rf"\b\w+_next_upstream\s+{NGINX_REST}")
 _NGINX_KEY: Final = re.compile(
-    r"\b\w+_(?:set_header|param)\s+[\"']?(?:HTTP_)?Idempotency[-_]Key[\"']?\s+([^;]*)",
-    re.IGNORECASE,
+    r"\b\w+_(?:set_header|param)\s+[\"']?(?:HTTP_)?Idempotency[-_]Key[\"']?\s+" + NGINX_REST, _FLAGS
 )
-_NGINX_KEEPS: Final = "$http_idempotency_key"
-_NGINX_NO_HEADERS: Final = re.compile(r"\b\w+_pass_request_headers\s+off\b")
-_NGINX_CACHE: Final = re.compile(r"\b\w+_cache_methods\s+([^;]*)")
+_NGINX_KEEPS: Final = re.compile(r"\$\{?http_idempotency_key\b", _FLAGS)
+_NGINX_DROPS: Final = re.compile(
+    # The second and third are of the module headers-more, and take several names.
+    rf"\b\w+_pass_request_headers\s+off\b|\bmore_(?:clear|set)_input_headers\s[^;{{}}]*?{_KEY}",
+    _FLAGS,
+)
+_NGINX_CACHE: Final = re.compile(rf"\b\w+_cache_methods\s+{NGINX_REST}")
 _HAPROXY_KEY: Final = re.compile(
-    r"^\s*http-request\s+(?:del-header|set-header)\s+Idempotency-Key\b(.*)", re.IGNORECASE
+    rf"^\s*http-request\s+(?:del-header|set-header|replace-header)\s+[\"']?{_KEY}[\"']?(.*)", _FLAGS
 )
-_HAPROXY_KEEPS: Final = re.compile(r"hdr\(Idempotency-Key\b", re.IGNORECASE)
-_ENVOY_KEY: Final = re.compile(r"request_headers_to_remove.*\bidempotency-key\b", re.IGNORECASE)
-_TRAEFIK_KEY: Final = re.compile(r"\bIdempotency-Key[\"']?\s*[:=]\s*(\"\"|'')", re.IGNORECASE)
+_HAPROXY_KEEPS: Final = re.compile(r"hdr\(Idempotency-Key\b", _FLAGS)
 _HAPROXY: Final = re.compile(r"^\s*retry-on\s+(.+)$")
 _HAPROXY_SECTION: Final = re.compile(r"^(global|defaults|frontend|backend|listen)\b")
 _HAPROXY_SPARED: Final = re.compile(r"^\s*http-request\s+disable-l7-retry\b")
-_ENVOY: Final = re.compile(r"[\"']?\b(?:retry_on|retryOn)[\"']?\s*:\s*[\"']?([\w\s,-]+)")
-_TRAEFIK: Final = re.compile(r"\bretryNonIdempotentMethod[\"']?\s*[:=]\s*[\"']?true", re.IGNORECASE)
+_ENVOY_RETRIES: Final = "retry_on|retryOn"
+_ENVOY_CONDITION: Final = re.compile(r"\w[\w-]*")
+_ENVOY_KEYS: Final = "request_headers_to_remove|requestHeadersToRemove"
+_TRAEFIK_KEY: Final = re.compile(rf"{_KEY}[\"']?\s*[:=]\s*(\"\"|'')", _FLAGS)
+_TRAEFIK_KEYS: Final = "customRequestHeaders"
+_TRAEFIK: Final = re.compile(r"\bretryNonIdempotentMethod[\"']?\s*[:=]\s*[\"']?true", _FLAGS)
 # Conditions under which the request cannot have reached the app.
 _HAPROXY_SAFE: Final = frozenset(("none", "conn-failure", "0rtt-rejected"))
 _ENVOY_SAFE: Final = frozenset(("connect-failure", "refused-stream", "reset-before-request"))
@@ -71,13 +86,6 @@ _KNOWN: Final = re.compile(
     r"|entryPoints|middlewares|routers)\b|^(defaults|frontend|backend|listen)\b",
     re.MULTILINE,
 )
-
-
-class _Line(NamedTuple):
-    """A directive that does harm."""
-
-    number: int
-    text: str
 
 
 def proxy_findings(files: Iterable[str]) -> Iterator[Finding]:
@@ -104,8 +112,8 @@ def _file(name: str) -> Iterator[Finding]:
             f"not checked: {name} has more than {PROXY_FILE_MAX_BYTES:,} bytes", "split the file"
         )
         return
-    text = raw.decode("utf-8", "replace")
-    retries, keys, caches = proxy_retries(text), _key_lines(text), _cache_lines(text)
+    text = without_comments(raw.decode("utf-8", "replace"))
+    retries, keys, caches = proxy_retries(text), _changed_keys(text), _cached_posts(text)
     if not (retries or keys or caches or _KNOWN.search(text)):
         yield RETRIES.info(
             f"not checked: {name} has nothing of nginx, HAProxy, Envoy, Istio or Traefik",
@@ -126,78 +134,65 @@ def _file(name: str) -> Iterator[Finding]:
         yield CACHE.ok(f"{name} caches no POST")
 
 
-def _shown(name: str, lines: list[_Line]) -> str:
-    return ", ".join(f"{name}:{line.number}: {line.text}" for line in lines)
+def _shown(name: str, found: list[Directive]) -> str:
+    return ", ".join(f"{name}:{one.number}: {one.line}" for one in found)
 
 
-def _lines(text: str) -> list[str]:
-    return [_COMMENT.sub("", line) for line in text.splitlines()]
-
-
-def _found(text: str, is_harmful: Callable[[str], object]) -> list[_Line]:
-    numbered = enumerate(_lines(text), 1)
-    return [_Line(number, line.strip()) for number, line in numbered if is_harmful(line)]
-
-
-def _key_lines(text: str) -> list[_Line]:
-    """The lines of a configuration that remove or change the key."""
-    return _found(text, _changes_key)
-
-
-def _changes_key(line: str) -> bool:
-    set_by_nginx, set_by_haproxy = _NGINX_KEY.search(line), _HAPROXY_KEY.search(line)
-    return bool(
-        (set_by_nginx is not None and _NGINX_KEEPS not in set_by_nginx[1].lower())
-        or (set_by_haproxy is not None and not _HAPROXY_KEEPS.search(set_by_haproxy[1]))
-        or _NGINX_NO_HEADERS.search(line)
-        or _ENVOY_KEY.search(line)
-        or _TRAEFIK_KEY.search(line)
+def _changed_keys(text: str) -> list[Directive]:
+    """The directives that remove or change the key."""
+    set_by_nginx = (
+        found for found, match in matches(_NGINX_KEY, text) if not _NGINX_KEEPS.search(match[1])
     )
-
-
-def _cache_lines(text: str) -> list[_Line]:
-    """The lines of a configuration that answer a POST from a cache."""
-    return _found(text, _caches_posts)
-
-
-def _caches_posts(line: str) -> bool:
-    directive = _NGINX_CACHE.search(line)
-    return directive is not None and "POST" in directive[1].upper().split()
-
-
-def proxy_retries(text: str) -> list[_Line]:
-    """The lines of a configuration that send a POST again."""
-    found = _found(
-        text,
-        lambda line: _is_unsafe_nginx(line) or _is_unsafe_envoy(line) or _TRAEFIK.search(line),
+    set_by_haproxy = (
+        line
+        for line in joined_lines(text)
+        if (match := _HAPROXY_KEY.match(line.text)) and not _HAPROXY_KEEPS.search(match[1])
     )
-    return sorted([*found, *_haproxy_retries(_lines(text))])
+    named = (
+        block
+        for block in blocks(f"{_ENVOY_KEYS}|{_TRAEFIK_KEYS}", text)
+        if _HAS_KEY.search(block.text)
+    )
+    others = (found for rule in (_NGINX_DROPS, _TRAEFIK_KEY) for found, _ in matches(rule, text))
+    return sorted({*set_by_nginx, *set_by_haproxy, *named, *others})
 
 
-def _is_unsafe_nginx(line: str) -> bool:
-    directive = _NGINX.search(line)
-    return directive is not None and "non_idempotent" in directive[2].split()
+def _cached_posts(text: str) -> list[Directive]:
+    """The directives that answer a POST from a cache."""
+    return [
+        found
+        for found, match in matches(_NGINX_CACHE, text)
+        if "POST" in match[1].upper().replace('"', " ").replace("'", " ").split()
+    ]
 
 
-def _is_unsafe_envoy(line: str) -> bool:
-    policy = _ENVOY.search(line)
-    if policy is None:
-        return False
-    conditions = {condition.strip() for condition in policy[1].split(",")}
-    return bool(conditions - _ENVOY_SAFE - {""})
+def proxy_retries(text: str) -> list[Directive]:
+    """The directives of a configuration without comments that send a POST again."""
+    of_nginx = (
+        found for found, match in matches(_NGINX, text) if "non_idempotent" in match[1].split()
+    )
+    of_envoy = (block for block in blocks(_ENVOY_RETRIES, text) if _is_unsafe_envoy(block))
+    of_traefik = (found for found, _ in matches(_TRAEFIK, text))
+    return sorted([*of_nginx, *of_envoy, *of_traefik, *_haproxy_retries(text)])
 
 
-def _haproxy_retries(lines: list[str]) -> Iterator[_Line]:
+def _is_unsafe_envoy(block: Directive) -> bool:
+    """Its conditions are a text with commas, on one line or several."""
+    conditions = block.text.partition(":")[2]
+    return not _ENVOY_SAFE.issuperset(_ENVOY_CONDITION.findall(conditions))
+
+
+def _haproxy_retries(text: str) -> Iterator[Directive]:
     """Retries in sections that do not spare any request from them. What stands in `defaults` holds
     for all later sections, so it is spared only by a rule of its own section."""
-    retries: list[_Line] = []
+    retries: list[Directive] = []
     is_spared = False
-    for number, line in enumerate([*lines, "global"], 1):
-        if _HAPROXY_SECTION.match(line):
+    for line in (*joined_lines(text), Directive(0, "global")):
+        if _HAPROXY_SECTION.match(line.text):
             if not is_spared:
                 yield from retries
             retries, is_spared = [], False
-        elif _HAPROXY_SPARED.match(line):
+        elif _HAPROXY_SPARED.match(line.text):
             is_spared = True
-        elif (directive := _HAPROXY.match(line)) and set(directive[1].split()) - _HAPROXY_SAFE:
-            retries.append(_Line(number, line.strip()))
+        elif (match := _HAPROXY.match(line.text)) and set(match[1].split()) - _HAPROXY_SAFE:
+            retries.append(line)

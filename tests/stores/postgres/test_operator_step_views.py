@@ -31,7 +31,12 @@ def shown(step: Step) -> dict[str, Any]:
         "external_id": facts.get("external_id"),
         "status": facts.get("status"),
     }
-    intent = {"intent": facts.get("key"), "request": json_in(envelope)}
+    key = facts.get("key")
+    intent = {
+        "intent": key,
+        "quoted_intent": None if key is None else f'"{key}"',
+        "request": json_in(envelope),
+    }
     other = dict.fromkeys(intent if step.done else result)
     own = result if step.done else intent
     return {"step": step.name, "done": step.done, "at": at(step.at), **own, **other}
@@ -64,10 +69,11 @@ def test_the_steps_view_shows_requests_and_results(views: ViewsSchema, new: NewR
     assert rows == [shown(step) for step in steps]
     assert rows[1]["external_id"] == "ch_7 ä€"
     assert rows[3]["intent"] == "ok1-0123456789abcdef"
+    assert rows[3]["quoted_intent"] == '"ok1-0123456789abcdef"'
     assert rows[4]["request"] == '{"to":"ä@b.example"}'
     for row, status in zip(rows, step_statuses(steps, JSON), strict=True):  # as `oncekey show` does
         assert (row["intent"], row["external_id"]) == (status.intent, status.external_id)
-        assert row["status"] == status.status
+        assert (row["quoted_intent"], row["status"]) == (status.quoted_intent, status.status)
 
 
 def test_the_steps_view_hides_internal_steps(views: ViewsSchema, new: NewRecord) -> None:
@@ -137,7 +143,9 @@ def test_a_step_with_undecodable_bytes_shows_no_values(
     assert [unpack_step(body) for body in DAMAGED] == [({}, b"")] * len(DAMAGED)
     steps = tuple(Step(f"s{n}", done, body, n) for n, body in enumerate([*DAMAGED, NESTED]))
     rows = rows_of(views, new(steps=steps))
-    nothing = dict.fromkeys(("result", "intent", "external_id", "status", "request"))
+    nothing = dict.fromkeys(
+        ("result", "intent", "quoted_intent", "external_id", "status", "request")
+    )
     assert rows == [{"step": s.name, "done": done, "at": at(s.at), **nothing} for s in steps]
 
 

@@ -13,6 +13,7 @@ from tests.support.postgres_views import (
     HOUR,
     NO_JSON,
     QUOTED,
+    QUOTED_RING,
     SCHEMA,
     NewRecord,
     ViewsSchema,
@@ -20,6 +21,7 @@ from tests.support.postgres_views import (
     record_maker,
     value,
 )
+from tests.support.shown_records import Shown, records_in_every_state, shown_by_the_engine
 
 from oncekey import Once
 from oncekey.core.codec import JSON, StoredValue, pack_error, pack_tombstone, pack_value, unpack
@@ -28,7 +30,7 @@ from oncekey.core.origin import Origin, label_of
 from oncekey.core.record import State, Step
 from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import StepResult, pack_step
-from oncekey.engine.key_status import status_of
+from oncekey.engine.key_status import end_of, status_of
 from oncekey.http.message import Response
 from oncekey.http.response_codec import CODEC
 from oncekey.stores.postgres.queries import Layout, make_migrations
@@ -66,7 +68,7 @@ def test_the_operations_view_shows_the_records_state_and_times(
         "fence": made.fence,
         "created_at": at(made.created_at),
         "lease_until": at(made.lease_until),
-        "finished_at": at(made.finished_at) if made.finished_at else None,
+        "finished_at": end_of(made),
         "expires_at": None if made.lasts_until_decided else at(made.expires_at),
         "audit_until": None if made.lasts_until_decided else at(made.audit_until),
         "answer_kind": None,
@@ -78,10 +80,45 @@ def test_the_operations_view_shows_the_records_state_and_times(
     }
     status = status_of(Seen(made, now), JSON)
     if status is not None:
-        names = ["state", "expired", "tag", "created_at", "expires_at", "fence"]
-        if status.state != "unknown":  # of such a key the view says when it became unknown
-            names.append("finished_at")
+        names = ["state", "expired", "tag", "created_at", "finished_at", "expires_at", "fence"]
         assert {name: row[name] for name in names} == {n: getattr(status, n) for n in names}
+
+
+def engine_and_view(
+    views: ViewsSchema, url: str, schema: str
+) -> tuple[dict[str, Shown], dict[str, Shown]]:
+    """What both say of records in every state."""
+    for made in records_in_every_state(views.now()):
+        views.put(made, schema=schema)
+    with Once(url) as once:
+        by_engine = shown_by_the_engine(once)
+    sql = f"SELECT key, tag, state, expired, finished_at, expires_at FROM {schema}.operations"  # noqa: S608
+    return by_engine, {key: Shown(*told) for key, *told in views.postgres.execute(sql)}
+
+
+@pytest.mark.parametrize("shape", ["plain", "ring"])
+def test_the_operations_view_and_the_engine_say_the_same_of_every_state(
+    view_schemas: dict[str, ViewsSchema], shape: str
+) -> None:
+    views = view_schemas[shape]
+    schema = QUOTED if shape == "plain" else QUOTED_RING
+    views.connection.execute(f"TRUNCATE {schema}.records".encode())
+    by_engine, by_view = engine_and_view(views, views.url, schema)
+    views.connection.execute(f"TRUNCATE {schema}.records".encode())
+    states = {one.state for one in by_engine.values()}
+    assert states == {"absent", "pending", "succeeded", "failed", "unknown"}
+    assert all(one.finished_at is None for one in by_engine.values() if one.state == "unknown")
+    assert by_view == by_engine
+
+
+def test_a_store_that_was_opened_before_gets_the_views_of_this_release(views: ViewsSchema) -> None:
+    layout = Layout("views_before")
+    views.connection.execute("DROP SCHEMA IF EXISTS views_before CASCADE")
+    views.connection.execute(upgrade_script(layout, make_migrations(layout)[:12]).encode())
+    url = f"{views.postgres.url()}?schema=views_before"
+    by_engine, by_view = engine_and_view(views, url, layout.quoted)
+    views.connection.execute("DROP SCHEMA views_before CASCADE")
+    assert by_view == by_engine
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -188,12 +225,11 @@ def test_the_views_show_keys_of_an_engine_on_the_ring(view_schemas: dict[str, Vi
         once.run("checkout", "cart-1", body, scope="acct_1", keep="1h", audit="1h")
         status = once.get("checkout", "cart-1", scope="acct_1")
     assert status is not None
-    schema = '"views ""of"" all ring"'
-    query = f"SELECT key, state, answer, created_at FROM {schema}.operations"  # noqa: S608
+    query = f"SELECT key, state, answer, created_at FROM {QUOTED_RING}.operations"  # noqa: S608
     assert views.postgres.execute(query) == [
         ("cart-1", "succeeded", '{"hold":"h_1"}', status.created_at)
     ]
-    query = f"SELECT step, done, result, external_id, status, at FROM {schema}.steps"  # noqa: S608
+    query = f"SELECT step, done, result, external_id, status, at FROM {QUOTED_RING}.steps"  # noqa: S608
     (step,) = status.steps
     row = ("hold", True, '{"id":"h_1"}', "h_1", "201", step.at)
     assert views.postgres.execute(query) == [row]
