@@ -10,16 +10,19 @@ from typing import Any
 
 import asyncpg
 import psycopg
+import pytest
 from psycopg_pool import ConnectionPool
 from tests.support.postgres_stores import server
 from tests.support.servers import PgBouncer, require
 from tests.support.servers.postgres import Postgres, Settings
 
 from oncekey.core.commands import Claim, Claimed, Finish, Look, Seen
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Record, State
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
+from oncekey.testing.contract.engine_case import wait_until_true
 from oncekey.testing.sync_facade import LoopThread, SyncOnce
 
 STORE_DRIVERS = ["psycopg", "asyncpg"]
@@ -106,6 +109,29 @@ def make_claim(name: str, owner: str = "owner", **changes: Any) -> Claim:
 
 def make_finish(claim: Claim, fence: int, body: bytes = b"done") -> Finish:
     return Finish(claim.id, claim.owner, fence, State.SUCCEEDED, body)
+
+
+UNCONFIRMED = "no synchronous standby has confirmed"
+
+
+def unconfirmed(store: StoreAdapter, command: object) -> None:
+    """Send a command until it is said that no synchronous standby has its record. On a busy machine
+    a statement may be cancelled before its commit, and the calls behind it are not sent for a
+    while: then it is sent again, with more patience each time."""
+    database, patience = store._database, store._database._reply_timeout
+
+    def is_said() -> bool:
+        with pytest.raises(StoreUnavailable) as raised:
+            store.apply([command])
+        if UNCONFIRMED in str(raised.value):
+            assert raised.value.ambiguous
+            return True
+        if raised.value.ambiguous:
+            database._reply_timeout *= 2
+        return False
+
+    wait_until_true(is_said)
+    database._reply_timeout = patience
 
 
 def token(name: str) -> bytes:

@@ -255,8 +255,9 @@ def test_statement_and_lock_timeout_apply_to_every_call(
     ]
     with ExitStack() as stack:
         address, options = reach(adapters, postgres, stack)
-        impatient = {"statement_timeout": "60s", "lock_timeout": "30ms", **options}
-        hurried = {"statement_timeout": "30ms", "lock_timeout": "60s", **options}
+        calm = {"call_timeout": "60s", **options}  # a busy server may answer late
+        impatient = {"statement_timeout": "50s", "lock_timeout": "30ms", **calm}
+        hurried = {"statement_timeout": "30ms", "lock_timeout": "50s", **calm}
         for limits, said in ((impatient, "than lock_timeout"), (hurried, "than statement_timeout")):
             store = adapters.store(address, **limits)
             store.store._ready = True  # on a busy machine that would take too long as well

@@ -19,6 +19,7 @@ from tests.support.postgres_adapters import (
     make_claim,
     make_finish,
     through_pgbouncer,
+    unconfirmed,
     with_standby,
 )
 from tests.support.servers import Postgres
@@ -196,19 +197,6 @@ def test_i4_a_commit_no_standby_has_confirmed_is_not_acknowledged(
         assert isinstance(store.apply([make_claim("other")])[0], Claimed)
         assert store.store._unconfirmed == set()
         store.close()
-
-
-def unconfirmed(store: StoreAdapter, command: object) -> None:
-    """On a busy machine the statement may be cancelled before its commit; then it is repeated."""
-    said = ""
-    for _ in range(50):
-        with pytest.raises(StoreUnavailable) as raised:
-            store.apply([command])
-        said = str(raised.value)
-        if "no synchronous standby has confirmed" in said:
-            assert raised.value.ambiguous
-            return
-    raise AssertionError(said)
 
 
 def test_the_guarantee_is_read_again_after_a_failure(
