@@ -88,7 +88,7 @@ check: setup ## lint, types, layers, the oldest Python, tidiness
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/vermin -q --violations --no-tips -vvv -t=3.11- $(NEWER_NAMES) src tests bench examples docs_build
-	@$(BIN)/python -m pytest -q tests/test_tidy.py
+	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_oldest_python.py
 
 bench: $(VENV)/.bench ## measure against peers and the raw limit, in one run
 	@$(BIN)/python -m bench

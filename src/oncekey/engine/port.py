@@ -52,6 +52,14 @@ class AnyPort:
         """The codec for what a function returns: see `JobFactory.codec_of`."""
         return self._once._jobs.codec_of(fn, operation, codec, what)
 
+    def codec_for(self, choice: Any) -> Codec:
+        """The codec meant by `codec=`, the engine's own by default."""
+        return self._once._jobs.codec_for(choice)
+
+    def returned_codec(self, fn: Callable[..., Any], codec: Any, what: str) -> Any:
+        """The codec for what a function returns that is no operation of its own."""
+        return self._once._jobs.returned_codec(fn, codec, what)
+
     def tag(self, operation: str, key: KeyLike, scope: str) -> str:
         """The tag by which logs and errors call a key."""
         return self._once._jobs.identities.identify(scope, operation, key).tag

@@ -45,6 +45,7 @@ from oncekey.core.errors import (
     Terminal,
 )
 from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.port import AsyncPort
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
 from oncekey.queues.broker_identity import async_bound_scope
 from oncekey.queues.consumer_settings import (
@@ -128,8 +129,9 @@ class IdempotencyMiddleware:
             broker_name=broker_name,
             options=options,
         )
-        plan_of(self._settings, BrokerFacts(name), once, name)  # what is wrong shows now
-        once._jobs.codec_for(codec)
+        # What is wrong shows now.
+        plan_of(self._settings, BrokerFacts(name), once, name)
+        AsyncPort(once).codec_for(codec)
         self._codec = codec
         # Of each subscriber's functions, by their ids; they are kept with theirs.
         self._codecs: MutableMapping[Any, dict[int, tuple[object, Any]]] = WeakKeyDictionary()
@@ -174,7 +176,7 @@ class IdempotencyMiddleware:
         known = codecs.get(id(function))
         if known is None:
             what = f"consumer {self._settings.name!r}"
-            codec = self.once._jobs.returned_codec(function, self._codec, what)
+            codec = AsyncPort(self.once).returned_codec(function, self._codec, what)
             known = codecs[id(function)] = (function, codec)
         return known[1]
 
@@ -326,7 +328,7 @@ class _GuardedMessage(BaseMiddleware[Any, Any]):
         # One that is too large is returned as it is; of those that are stored some are too.
         if delivery.value is not delivery.returned:
             return False
-        codec = self._guard.once._jobs.codec_for(delivery.codec)
+        codec = AsyncPort(self._guard.once).codec_for(delivery.codec)
         return len(pack_value(codec, delivery.value)) > delivery.plan.policy.max_bytes
 
     async def _end(self, delivery: _Delivery, disposition: Disposition) -> Any:
