@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from tests.support.servers.sqs_server import sqs
 
 from oncekey import ConfigurationError
 from oncekey.queues.outbox import OutgoingMessage
+from oncekey.queues.outbox.sender_calls import LONGEST_WAIT_S, ThreadCalls
 from oncekey.queues.rabbitmq import AsyncRabbitSender, RabbitSender
 from oncekey.queues.rabbitmq.aio_pika_session import AioPikaSession
 from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
@@ -253,6 +255,24 @@ def test_an_interruption_waits_for_what_is_being_sent(
         publisher.run()
     assert case.bodies() == []
     case.close()
+
+
+def test_a_signal_just_before_a_wait_is_handled_in_a_second() -> None:
+    """It wakes nobody: the thread is not waiting yet. So it does not wait for ever."""
+    waiting = threading.Event()
+    waits: list[float | None] = []
+
+    class Watched(SimpleQueue[None]):
+        def get(self, block: bool = True, timeout: float | None = None) -> None:
+            waits.append(timeout)
+            waiting.set()
+            super().get(block, timeout)
+
+    calls = ThreadCalls("outbox", ENDS_S, lambda: None)
+    calls._news = Watched()
+    assert calls.run(waiting.wait, ENDS_S)
+    calls.end()
+    assert all(wait is not None and wait <= LONGEST_WAIT_S for wait in waits)
 
 
 def test_stop_timeout_is_checked(case: OutboxCase) -> None:

@@ -20,6 +20,8 @@ from typing import Any, Final, TypeVar
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import CUT_OFF_S, answered
 
+# A signal that comes just before a thread begins to wait is handled when the wait is over.
+LONGEST_WAIT_S: Final = 1.0
 T = TypeVar("T")
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 _left_behind: Final[set[asyncio.Future[Any]]] = set()  # a loop itself keeps no task alive
@@ -104,9 +106,10 @@ class ThreadCalls(_Calls):
         self._jobs.put(None)
 
     def _wait(self, result: Future[Any]) -> None:
-        while not result.done() and self._left != 0:
+        while not result.done() and (left := self._left) != 0:
+            wait = LONGEST_WAIT_S if left is None else min(left, LONGEST_WAIT_S)
             with suppress(Empty):
-                self._news.get(timeout=self._left)
+                self._news.get(timeout=wait)
 
 
 def _work(jobs: SimpleQueue[_Job | None]) -> None:
