@@ -140,8 +140,9 @@ def _sqlite(in_tasks: bool, retention: str, clock: FakeClock, folder: Path, own:
 def _postgres(in_tasks: bool, retention: str, clock: FakeClock, folder: Path, own: bool) -> Place:
     shape: dict[str, Any] = RING if retention == "ring" else {}
     if own:
-        full = {**emptied(shape), "clock": clock.wall}
-        where = server().url(DATABASE)
+        # Patient: a busy machine may take seconds to connect, and no crossing is about that.
+        full = {**emptied(shape), "clock": clock.wall, "statement_timeout": "60s"}
+        where = f"{server().url(DATABASE)}?connect_timeout=60"
         store: Any = (AsyncPostgresStore if in_tasks else PostgresStore)(where, **full)
     else:
         store = (reused_async_store if in_tasks else reused_store)(clock.wall, **shape)

@@ -49,6 +49,31 @@ def are_gone(pids: list[int]) -> bool:
     return bool(pids) and not any(map(processes.is_running, pids))
 
 
+# --- ports ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has names to reserve a port by")
+def test_a_port_that_another_process_was_given_is_free_when_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody listens on it yet, as on that of a server that starts."""
+    script = "from tests.support.servers.processes import free_port; print(free_port()); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        monkeypatch.setattr(processes, "_PORTS", range(port, port + 1))
+        with pytest.raises(ServerFailed, match="no free port"):
+            processes.free_port()
+        other.communicate("\n")
+    assert processes.free_port() == port
+
+
 # --- PostgreSQL -----------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -159,23 +160,42 @@ def forget(hook: Callable[[], object]) -> None:
     atexit.unregister(hook)
 
 
-_ports_given: set[int] = set()
+# Port -> the socket that reserves it, of which only the number is kept: nobody closes it.
+_reservations: dict[int, int] = {}
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on and that this function did not return before."""
-    for port in random.sample(_PORTS, 200):
-        if port in _ports_given:
+    """Return a port that nobody listens on, and that no other process on this machine was given:
+    a server may take many seconds to listen on it."""
+    for port in random.sample(_PORTS, min(200, len(_PORTS))):
+        if port in _reservations:
+            continue
+        reservation = _reserve(port)
+        if reservation is None:
             continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                reservation.close()
                 continue
-        _ports_given.add(port)
+        _reservations[port] = reservation.detach()
         return port
     raise ServerFailed("no free port on the loopback")
+
+
+def _reserve(port: int) -> socket.socket | None:
+    """Reserve a port among the processes that come here, until this one ends, or return None. An
+    abstract name needs no file; only Linux has these."""
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    if sys.platform == "linux":
+        try:
+            reservation.bind(f"\0oncekey-tests-port-{port}")
+        except OSError:
+            reservation.close()
+            return None
+    return reservation
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
