@@ -31,11 +31,12 @@ KINDS = (
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> RunHistory:
-    """What happened in a run that has each of these faults once."""
+    """What happened in a run that has each of these faults once. Of the two consumers of RabbitMQ
+    one is of threads, and one of tasks."""
     require(Postgres)
     require(RedisServer)
     require(lambda: Uvicorn("x:y"))
-    few = ChaosOptions(1, seconds=4, rate=5, workers=1, consumers=1)
+    few = ChaosOptions(1, seconds=4, rate=5, workers=1, consumers=2)
     plan = make_plan(replace(few, kinds=KINDS, faults=len(KINDS)))
     return read_history(run(plan, tmp_path_factory.mktemp("chaos") / "run.log", rabbitmq()))
 

@@ -1,6 +1,7 @@
 """The judge: one scenario for every crossing, and the rules that it must keep.
 
-The rules are the promises of README's tables, in the order in which the scenario comes to them.
+The rules are promises of README's tables, in the order in which the scenario comes to them. What a
+store that is away, a late owner, a cancelled caller and a redrive are promised has tests of its own.
 """
 
 from __future__ import annotations

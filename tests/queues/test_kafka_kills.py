@@ -145,22 +145,36 @@ def test_i1_a_stopped_member_that_wakes_up_is_fenced_and_commits_nothing(
     workers.stop(zombie)
 
 
+LONG = [pytest.mark.soak, pytest.mark.timeout(900)]
+
+
 @pytest.mark.seeded
 @pytest.mark.parametrize(
-    ("messages", "faults"),
-    [(60, 5), pytest.param(1_000, 60, marks=[pytest.mark.soak, pytest.mark.timeout(600)])],
+    ("options", "is_async", "messages", "faults"),
+    [
+        pytest.param({}, False, 60, 5, id="confluent-short"),
+        pytest.param({}, False, 1_000, 60, marks=LONG, id="confluent"),
+        pytest.param(NEW_GROUP, False, 1_000, 60, marks=LONG, id="confluent-new-protocol"),
+        pytest.param({}, True, 1_000, 60, marks=LONG, id="aiokafka"),
+    ],
 )
 def test_i1_i4_three_consumers_under_kills_and_pauses_handle_everything(
-    workers: Workers, seed: int, messages: int, faults: int
+    workers: Workers,
+    seed: int,
+    options: dict[str, str],
+    is_async: bool,
+    messages: int,
+    faults: int,
 ) -> None:
     """Duplicates have the same business id and another offset."""
     chance = random.Random(seed)
-    topic = make_topic()
+    topic = make_topic(is_async=is_async, **options)
+    start = functools.partial(workers.start, topic, lease=SHORT_LEASE, is_async=is_async)
 
     def has_effects(least: int) -> bool:
         return len(workers.effects(topic).all) >= least
 
-    members = [workers.start(topic, lease=SHORT_LEASE) for _ in range(MEMBERS)]
+    members = [start() for _ in range(MEMBERS)]
     sent = itertools.count()
     stopped: list[int] = []
     for number in range(faults):
@@ -175,7 +189,7 @@ def test_i1_i4_three_consumers_under_kills_and_pauses_handle_everything(
         victim = chance.choice(members)
         if chance.random() < 0.5:
             workers.kill(victim)
-            members[members.index(victim)] = workers.start(topic, lease=SHORT_LEASE)
+            members[members.index(victim)] = start()
         else:
             workers.signal(victim, signal.SIGSTOP)
             stopped.append(victim)

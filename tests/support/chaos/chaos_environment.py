@@ -34,6 +34,7 @@ from tests.support.chaos.payment_names import (
     BROKER_VARIABLE,
     GRACE_VARIABLE,
     NAME_VARIABLE,
+    RABBIT_IN_TASKS,
     RABBIT_QUEUE_VARIABLE,
     RABBIT_VARIABLE,
     REFUSED_EXIT,
@@ -182,7 +183,8 @@ class ChaosEnvironment:
         if "parcel" in self.plan.options.levels:
             for number in range(self.plan.options.consumers):
                 name = f"consumer-{self.plan.options.consumers + number}"
-                self.consumers.append(self.consumer(name, "rabbitmq", stack))
+                source = RABBIT_IN_TASKS if number % 2 else "rabbitmq"
+                self.consumers.append(self.consumer(name, source, stack))
         for worker in self.workers:
             worker.wait_ready()
             self.worker_proxies.append(stack.enter_context(Proxy(worker.port)))

@@ -20,6 +20,7 @@ QUEUE_SCOPE: Final = "queue"
 # Where a consumer takes its messages from: `stream`, `second` (a stream of the same name in another
 # database of the server) or `rabbitmq`.
 SOURCE_VARIABLE: Final = "CHAOS_SOURCE"
+RABBIT_IN_TASKS: Final = "rabbitmq in tasks"  # a source beside "stream", "second" and "rabbitmq"
 REFUSED_EXIT: Final = 3  # the exit code of a consumer that refuses to run
 BROKER_NAME_VARIABLE: Final = "CHAOS_BROKER_NAME"
 SECOND_SCOPE: Final = "second"
