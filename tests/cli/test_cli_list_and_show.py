@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.cli.command_runner import Start, at_terminal
@@ -17,7 +18,7 @@ from oncekey.core import search
 from oncekey.core.codec import pack_error
 from oncekey.core.commands import Unknown
 from oncekey.core.record import State
-from oncekey.core.step_format import pack_step
+from oncekey.core.step_format import intent_facts, pack_step
 
 SECRET_BODY = '{"card": "Ada!"}'
 
@@ -195,6 +196,21 @@ def test_show_redacts_answers_steps_and_arguments(here: Command, shop: Shop) -> 
     assert "Ada!" not in data.out + text
     assert 'sent with the key ok1-7, or "ok1-7" in quotes by a client that quotes keys' in text
     assert here(*look, "--json", "--bodies").data["steps"][0]["value"] == {"card": "Ada!"}
+
+
+def test_show_prints_the_child_uuid_of_an_unfinished_step_where_it_is_known(
+    here: Command, shop: Shop
+) -> None:
+    owner = shop.claim("charge", "uuid-1")
+    shop.with_step(owner, "old", False, pack_step({"key": "ok1-7"}))  # by an older release
+    shop.with_step(owner, "new", False, pack_step(intent_facts("ok1-8", UUID(int=8))))
+    look = ("show", shop.url, "charge", "uuid-1")
+    uuids = [step["child_uuid"] for step in here(*look, "--json").data["steps"]]
+    assert uuids == [None, str(UUID(int=8))]
+    text = here(*look).out
+    assert f'"ok1-8" in quotes by a client that quotes keys, or the UUID {UUID(int=8)} by' in text
+    assert text.count("UUID") == 2
+    assert "None" not in text
 
 
 @pytest.mark.parametrize("how", ["given up", "said by its owner"])

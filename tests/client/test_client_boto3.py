@@ -346,6 +346,25 @@ def test_a_thread_started_by_an_async_step_sends_its_token(
     assert fake_aws.tokens == [str(child_uuid("k", "run", operation="order"))]
 
 
+# --- what people are shown ------------------------------------------------------------------------
+
+
+def test_an_unfinished_step_is_shown_with_the_token_that_it_has_sent(
+    client: Clients, fake_aws: FakeAws, once: Once
+) -> None:
+    aws = client("ecs")
+
+    def call(key: str) -> None:
+        aws.run_task(**TASK)
+        raise TimeoutError("perhaps it arrived")
+
+    with pytest.raises(TimeoutError):
+        once.run("order", "k", lambda attempt: attempt.step("run", call), retry_safe=True)
+    status = once.get("order", "k")
+    assert status is not None
+    assert [step.child_uuid for step in status.steps] == fake_aws.tokens
+
+
 # --- setting up -----------------------------------------------------------------------------------
 
 

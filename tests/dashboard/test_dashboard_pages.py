@@ -7,6 +7,7 @@ import html
 import re
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from fastapi import FastAPI
@@ -19,7 +20,7 @@ from tests.support.postgres_stores import DATABASE, server
 from oncekey import AsyncOnce, Event, EventKind, Once
 from oncekey.core.codec import JSON
 from oncekey.core.record import State
-from oncekey.core.step_format import pack_step
+from oncekey.core.step_format import intent_facts, pack_step
 from oncekey.dashboard import Dashboard, search_page
 from oncekey.engine import administration
 from oncekey.engine.administration import run_plan
@@ -381,11 +382,16 @@ def test_an_unknown_key_that_a_claim_gave_up_is_not_shown_as_ended(
     assert "<dt>Value</dt>" not in page
 
 
-def test_a_child_key_is_shown_in_both_forms_that_a_service_may_have_got(
+def test_a_child_key_is_shown_in_every_form_that_a_service_may_have_got(
     shop: Shop, reader: Reader
 ) -> None:
-    held = shop.keys.claim("payout", "both-forms", lease=1)
-    shop.keys.step(held, "pay", False, pack_step({"key": "ok1-7"}))
+    held = shop.keys.claim("payout", "every-form", lease=1)
+    shop.keys.step(held, "pay", False, pack_step({"key": "ok1-7"}))  # by an older release
     page = html.unescape(reader.get(f"/keys/{held[0].hex()}").text)
     assert "<pre>ok1-7</pre>" in page
     assert '<pre>"ok1-7"</pre>' in page
+    assert "UUIDs" not in page
+    shop.keys.step(held, "pay", False, pack_step(intent_facts("ok1-7", UUID(int=7))))
+    page = html.unescape(reader.get(f"/keys/{held[0].hex()}").text)
+    assert "<pre>ok1-7</pre>" in page
+    assert f"<pre>{UUID(int=7)}</pre>" in page

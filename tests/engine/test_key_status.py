@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.core.sample_records import record
@@ -18,7 +19,7 @@ from oncekey.core.codec import (
 )
 from oncekey.core.commands import Seen
 from oncekey.core.record import State, Step
-from oncekey.core.step_format import ARGUMENTS, StepStatus, pack_step
+from oncekey.core.step_format import ARGUMENTS, StepStatus, intent_facts, pack_step
 from oncekey.core.typed_codecs import DataclassCodec
 from oncekey.engine.key_status import KeyStatus, status_of
 
@@ -134,10 +135,12 @@ def test_steps_are_shown_with_their_results() -> None:
     done = Step("a", True, pack_step(facts, pack_value(JSON, {"id": "ch_1"})), NOW)
     begun = Step("b", False, pack_step({"key": "ok1-abc"}), NOW + 1)
     sent = pack_step({"key": "ok1-def"}, pack_value(JSON, {"cents": 5}))
-    assert status(steps=(done, begun, Step("c", False, sent, NOW))).steps == (
+    both = Step("d", False, pack_step(intent_facts("ok1-d", UUID(int=7))), NOW)
+    assert status(steps=(done, begun, Step("c", False, sent, NOW), both)).steps == (
         StepStatus("a", True, THEN, value={"id": "ch_1"}, external_id="ch_1", status="201"),
         StepStatus("b", False, THEN + US, intent="ok1-abc"),
         StepStatus("c", False, THEN, intent="ok1-def", request={"cents": 5}),
+        StepStatus("d", False, THEN, intent="ok1-d", child_uuid=str(UUID(int=7))),
     )
 
 
@@ -169,4 +172,4 @@ def test_a_step_whose_bytes_cannot_be_read_says_why(body: bytes, error: str) -> 
 
 def test_an_intent_of_any_bytes_can_be_shown() -> None:
     (step,) = status(steps=(Step("a", False, b"k\xff", NOW),)).steps
-    assert step.intent == ""
+    assert (step.intent, step.child_uuid) == ("", None)

@@ -30,7 +30,7 @@ _EXPIRED = "expired: the next call runs again"
 
 def status_data(status: KeyStatus, *, bodies: bool) -> dict[str, Any]:
     """Everything about a key, for --json; `notes` has the lines of the note. A step that did not
-    end has its child key in both forms, since a provider has the one that its client sent."""
+    end has its child key in each form, since a provider has the one that its client sent."""
     shown = status if bodies else redacted_status(status)
     steps = [{**dataclasses.asdict(one), "quoted_intent": one.quoted_intent} for one in shown.steps]
     return {**dataclasses.asdict(shown), "steps": steps, "notes": lines(status.note)}
@@ -102,9 +102,10 @@ def _response(response: dict[str, Any]) -> dict[str, str]:
 def _step(step: StepStatus) -> str:
     if not step.done:
         sent = "" if step.request is None else f": {_json(step.request, STEP_MAX_CHARS)}"
+        uuid = f", or the UUID {step.child_uuid} by one that sends UUIDs" if step.child_uuid else ""
         return (
             f"begun {when(step.at)}, not known to have ended; sent with the key {step.intent}, or "
-            f"{step.quoted_intent} in quotes by a client that quotes keys{sent}"
+            f"{step.quoted_intent} in quotes by a client that quotes keys{uuid}{sent}"
         )
     result = step.error if step.error is not None else _json(step.value, STEP_MAX_CHARS)
     named = [f"id {step.external_id}"] if step.external_id is not None else []

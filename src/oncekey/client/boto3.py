@@ -52,7 +52,7 @@ def _fill_tokens(params: dict[str, Any], model: Any, context: dict[str, Any], **
         return
     call = _Call(model, str(context.get("client_region")), params)
     step = current_step()
-    token = "" if step is None else str(step.attempt.child_uuid(step.name))
+    token = "" if step is None else str(step.uuid)
     missing = [name for name in names if name not in params]
     if not missing:
         if step is not None and any(params[name] == token for name in names):

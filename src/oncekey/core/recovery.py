@@ -63,6 +63,9 @@ class UnknownKey:
         """The same as a UUID, for providers that take one."""
         if self.key:
             return self.child_uuids(name)
+        for step in self.steps:
+            if step.name == name and step.child_uuid is not None:
+                return UUID(step.child_uuid)
         raise self._no_key(name)
 
     def _no_key(self, name: str) -> InvalidKey:

@@ -2,7 +2,8 @@
 
     byte 0      format version
     u16         length of the facts
-    the facts   JSON: {"key": ...} of an intent, {"external_id": ..., "status": ...} of a result
+    the facts   JSON: {"key": ..., "uuid": ...} of an intent, {"external_id": ..., "status": ...} of
+                a result
     the rest    an envelope (see codec.py): the request to send, or the value that was returned
 
 An intent is stored before the step's call, its result after it, under the step's name in
@@ -18,6 +19,7 @@ import struct
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
+from uuid import UUID
 
 from oncekey.core.errors import InvalidKey
 
@@ -30,6 +32,7 @@ EXTERNAL_ID_MAX_CHARS: Final = 255
 STATUS_MAX_CHARS: Final = 100
 
 _HEAD: Final = struct.Struct(">BH")
+_json = json.JSONEncoder(ensure_ascii=False).encode  # made once: json.dumps would make one per call
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,9 @@ class StepStatus:
 
     `intent` is the child key of a step that began and did not finish: ask the other side what
     became of it. `quoted_intent` is the same as an RFC 9651 String, as clients send it that quote
-    keys. It is stored before the step's function is called, so which of the two the other side has
-    got is not known here.
+    keys. `child_uuid` is what clients send that need a UUID, as those of AWS; it is None where an
+    older release stored the step, which kept none. All is stored before the step's function is
+    called, so which of the three the other side has got is not known here.
     """
 
     name: str
@@ -64,15 +68,22 @@ class StepStatus:
     request: Any = None
     external_id: str | None = None
     status: str | None = None
+    child_uuid: str | None = None
 
     @property
     def quoted_intent(self) -> str | None:
         return None if self.intent is None else f'"{self.intent}"'
 
 
+def intent_facts(key: str, uuid: UUID) -> dict[str, str]:
+    """What is stored of a step before its call: its child key and its child UUID. Neither can be
+    made from the other, nor from the record: the secret and most raw keys are not in the store."""
+    return {"key": key, "uuid": str(uuid)}
+
+
 def pack_step(facts: dict[str, str], envelope: bytes = b"") -> bytes:
     """The stored bytes of an intent or a result."""
-    text = json.dumps(facts, ensure_ascii=False).encode()
+    text = _json(facts).encode()
     return _HEAD.pack(VERSION, len(text)) + text + envelope
 
 

@@ -130,6 +130,8 @@ def step_text(step: StepStatus, bodies: bool) -> list[Shown]:
     if step.intent and step.quoted_intent:
         shown.append(Shown("Sent with the key", step.intent))
         shown.append(Shown("or, by a client that quotes keys", step.quoted_intent))
+    if step.child_uuid:
+        shown.append(Shown("or, by a client that sends UUIDs", step.child_uuid))
     if step.external_id is not None:
         shown.append(Shown("Known there as", step.external_id))
     if step.status is not None:

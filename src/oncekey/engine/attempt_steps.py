@@ -41,6 +41,7 @@ from oncekey.core.record import Step
 from oncekey.core.step_flow import UNSAVED, StepOutcome
 from oncekey.core.step_format import (
     ARGUMENTS,
+    intent_facts,
     pack_step,
     refuse_reserved,
     result_facts,
@@ -57,7 +58,8 @@ _GIVEN: Final = object()  # in use by a step whose result the body has
 
 
 class RunningStep:
-    """A step under way: its `attempt`, its `name`, and its child key as `key`.
+    """A step under way: its `attempt`, its `name`, its child key as `key` and its child UUID as
+    `uuid`. Both are in its intent, so that people find what was sent over there.
 
     args         what its function is called with: the child key, and the request as it is stored,
                  so that every run of the step sends the same
@@ -79,6 +81,7 @@ class RunningStep:
         "name",
         "probe_grace",
         "saved",
+        "uuid",
     )
 
     def __init__(
@@ -94,12 +97,13 @@ class RunningStep:
         self.attempt = attempt
         self.name = name
         self.key = attempt.child_key(name)
+        self.uuid = attempt.child_uuid(name)
         refuse_reserved(name)
         self.probe_grace = _grace_us(attempt, name, probed, probe_grace)
         self.saved = saved
         envelope = _request_envelope(name, saved, request, attempt._job.policy.max_bytes)
         self.args = (self.key, _request(name, envelope)) if envelope else (self.key,)
-        self.intent = pack_step({"key": self.key}, envelope)
+        self.intent = pack_step(intent_facts(self.key, self.uuid), envelope)
         self.codec = codec
         self._open = True
         self._sent: bytes | None = None

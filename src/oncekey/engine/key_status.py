@@ -142,7 +142,8 @@ def _step(step: Step, codec: Codec) -> StepStatus:
     facts, envelope = unpack_step(step.body)
     if not step.done:
         request = _read(envelope, JSON)[0] if envelope else None
-        return StepStatus(step.name, False, at, intent=facts.get("key", ""), request=request)
+        key, uuid = facts.get("key", ""), facts.get("uuid")
+        return StepStatus(step.name, False, at, intent=key, request=request, child_uuid=uuid)
     value, error = _read(envelope, codec, plain=True)
     external_id, status = facts.get("external_id"), facts.get("status")
     return StepStatus(step.name, True, at, value, error, external_id=external_id, status=status)

@@ -14,7 +14,7 @@ from tests.support.servers import processes
 
 from oncekey import ConfigurationError, NotReplayable, Once, Policy
 from oncekey.cli.copy_loop import CopyProgress, copy_all
-from oncekey.core.codec import Tombstone, pack_bytes, unpack
+from oncekey.core.codec import JSON, Tombstone, pack_bytes, unpack
 from oncekey.core.commands import (
     Claimed,
     Done,
@@ -28,6 +28,8 @@ from oncekey.core.commands import (
 )
 from oncekey.core.record import State
 from oncekey.core.store import RecordTooLarge, Store, StoreLimits
+from oncekey.engine import administration
+from oncekey.engine.administration import run_plan
 from oncekey.stores.etcd import EtcdStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.move import DualStore
@@ -288,3 +290,23 @@ def test_i1_a_copy_gives_the_new_store_the_steps_that_it_lacks(state: State) -> 
     assert isinstance(seen, Seen)
     assert seen.record is not None
     assert [step.body for step in seen.record.steps] == [b"paid"]
+
+
+def test_a_moved_step_is_shown_with_every_form_of_its_child_key() -> None:
+    """The host that looks at it in the new store has another secret, or none."""
+    both = DualStore(MemoryStore(), MemoryStore())
+
+    def body(attempt: Any) -> None:
+        attempt.step("pay", lambda key: 1 // 0)
+
+    old = Once(both.old, secret="a secret of 32 characters at least")
+    with pytest.raises(ZeroDivisionError):
+        old.run("charge", "k", body, retry_safe=True)
+    before = old.get("charge", "k")
+    assert before is not None
+    assert both.copy([bytes.fromhex(before.id)]) == [CopyResult.COPIED]
+    after = run_plan(both.new, administration.look_at(bytes.fromhex(before.id), JSON))
+    assert after is not None
+    sent, shown = [[(s.intent, s.child_uuid) for s in one.steps] for one in (before, after)]
+    assert shown == sent
+    assert None not in sent[0]

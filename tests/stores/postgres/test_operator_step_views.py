@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-import uuid
 from typing import Any
+from uuid import UUID
 
 import pytest
 from tests.support.postgres_views import HOUR, NO_JSON, NewRecord, ViewsSchema, at, value
 
 from oncekey.core.codec import JSON, StoredValue, Tombstone, pack_tombstone, unpack
 from oncekey.core.record import Record, State, Step
-from oncekey.core.step_format import ARGUMENTS, pack_step, unpack_step
+from oncekey.core.step_format import ARGUMENTS, intent_facts, pack_step, unpack_step
 from oncekey.engine.key_status import step_statuses
 from oncekey.stores.step_column import pack_steps, unpack_steps
 
@@ -35,6 +35,7 @@ def shown(step: Step) -> dict[str, Any]:
     intent = {
         "intent": key,
         "quoted_intent": None if key is None else f'"{key}"',
+        "child_uuid": facts.get("uuid"),
         "request": json_in(envelope),
     }
     other = dict.fromkeys(intent if step.done else result)
@@ -47,7 +48,7 @@ def rows_of(views: ViewsSchema, made: Record) -> list[dict[str, Any]]:
     rows = views.steps(views.put(made))
     assert [row.pop("number") for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
-        assert row.pop("id") == uuid.UUID(bytes=made.id)
+        assert row.pop("id") == UUID(bytes=made.id)
         names = [row.pop(name) for name in ("scope", "operation", "key")]
         assert names == [made.scope, made.operation, made.key]
     return rows
@@ -64,6 +65,7 @@ def test_the_steps_view_shows_requests_and_results(views: ViewsSchema, new: NewR
         Step("too:large", True, pack_step(result, pack_tombstone("5 MB", too_large=True)), now - 2),
         Step("mail:send", False, pack_step({"key": "ok1-0123456789abcdef"}), now - 1),
         Step("mail:bill", False, pack_step({"key": "ok1-fedc"}, value({"to": "ä@b.example"})), now),
+        Step("ecs:run", False, pack_step(intent_facts("ok1-ab", UUID(int=7))), now),
     )
     rows = rows_of(views, new(State.PENDING, steps=steps, key="raw"))
     assert rows == [shown(step) for step in steps]
@@ -71,9 +73,11 @@ def test_the_steps_view_shows_requests_and_results(views: ViewsSchema, new: NewR
     assert rows[3]["intent"] == "ok1-0123456789abcdef"
     assert rows[3]["quoted_intent"] == '"ok1-0123456789abcdef"'
     assert rows[4]["request"] == '{"to":"ä@b.example"}'
+    assert [row["child_uuid"] for row in rows[3:]] == [None, None, str(UUID(int=7))]
     for row, status in zip(rows, step_statuses(steps, JSON), strict=True):  # as `oncekey show` does
         assert (row["intent"], row["external_id"]) == (status.intent, status.external_id)
         assert (row["quoted_intent"], row["status"]) == (status.quoted_intent, status.status)
+        assert row["child_uuid"] == status.child_uuid
 
 
 def test_the_steps_view_hides_internal_steps(views: ViewsSchema, new: NewRecord) -> None:
@@ -120,8 +124,8 @@ DAMAGED = [
     b"\x01\x00",
     b"\x01\x00\x00",
     b"\x01\x00\x05{}",
-    b'\x01\xff\xff{"key": "k", "external_id": "e"}',
-    b"\x02" + pack_step({"key": "k", "external_id": "e"}, value("v"))[1:],
+    b'\x01\xff\xff{"key": "k", "uuid": "u", "external_id": "e"}',
+    b"\x02" + pack_step({"key": "k", "uuid": "u", "external_id": "e"}, value("v"))[1:],
     b"ok1-0123456789abcdef",
     value({"of": "an older release"}),
     facts_of(b""),
@@ -131,6 +135,7 @@ DAMAGED = [
     facts_of(b'"text"'),
     facts_of(b'{"key": "\xff\xfe"}'),
     facts_of(b'{"key": "\x00"}'),
+    facts_of(b'{"uuid": "\xff\xfe"}'),
     random.Random(2).randbytes(100_000),
 ]
 NESTED = facts_of(b"[" * 60_000)
@@ -144,7 +149,7 @@ def test_a_step_with_undecodable_bytes_shows_no_values(
     steps = tuple(Step(f"s{n}", done, body, n) for n, body in enumerate([*DAMAGED, NESTED]))
     rows = rows_of(views, new(steps=steps))
     nothing = dict.fromkeys(
-        ("result", "intent", "quoted_intent", "external_id", "status", "request")
+        ("result", "intent", "quoted_intent", "child_uuid", "external_id", "status", "request")
     )
     assert rows == [{"step": s.name, "done": done, "at": at(s.at), **nothing} for s in steps]
 
@@ -154,6 +159,9 @@ def test_facts_that_are_not_text_do_not_hide_a_steps_result(
 ) -> None:
     """JSON can hold numbers, and a zero byte, which text in PostgreSQL cannot."""
     zero, number = facts_of(b'{"external_id": "a\\u0000b"}'), facts_of(b'{"external_id": 7}')
+    sent = Step("c", False, facts_of(b'{"uuid": "a\\u0000b"}'), 0)
+    (row,) = rows_of(views, new(steps=(sent,)))
+    assert (row["request"], row["child_uuid"]) == ('"v"', None)
     rows = rows_of(views, new(steps=(Step("a", True, zero, 0), Step("b", True, number, 0))))
     assert [(row["result"], row["external_id"]) for row in rows] == [('"v"', None), ('"v"', "7")]
 

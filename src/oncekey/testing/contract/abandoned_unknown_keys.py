@@ -12,7 +12,7 @@ from oncekey.core.commands import Command, Done, Resolve, SaveStep
 from oncekey.core.errors import InvalidKey
 from oncekey.core.identity import child_uuid
 from oncekey.core.recovery import Recovery, UnknownKey
-from oncekey.core.step_format import pack_step
+from oncekey.core.step_format import intent_facts, pack_step
 from oncekey.testing.contract.abandoned_operations import ORDER, Ship, abandoned, outcomes
 from oncekey.testing.contract.engine_case import Engine, EngineCase
 from oncekey.testing.contract.store_case import (
@@ -99,8 +99,13 @@ class AbandonedUnknownKeys:
         self, engines: EngineCase
     ) -> None:
         held = engines.hold("k", label="op")
-        intent = pack_step({"key": "ok1-sent"})
-        engines.expect(Done, SaveStep(held.id, held.owner, held.fence, "pay", False, intent))
+        uuid = child_uuid("k", "ship", operation="op")
+        for name, facts in (
+            ("pay", {"key": "ok1-sent"}),  # as older releases stored it
+            ("ship", intent_facts("ok1-shipped", uuid)),
+        ):
+            save = SaveStep(held.id, held.owner, held.fence, name, False, pack_step(facts))
+            engines.expect(Done, save)
         engines.wait(LEASE)
         asked: list[str] = []
 
@@ -110,6 +115,7 @@ class AbandonedUnknownKeys:
                 unknown.child_key("never begun")
             with pytest.raises(InvalidKey, match="the key itself is not stored"):
                 unknown.child_uuid("pay")
+            assert unknown.child_uuid("ship") == uuid
             return Recovery.free()
 
         once = engines.once()

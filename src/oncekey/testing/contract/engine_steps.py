@@ -13,7 +13,7 @@ from oncekey.core.errors import (
     NotReplayable,
     OperationFailed,
 )
-from oncekey.core.identity import child_key
+from oncekey.core.identity import child_key, child_uuid
 from oncekey.core.record import Step
 from oncekey.core.step_format import unpack_step
 from oncekey.testing.contract.engine_case import Body, Engine, EngineCase
@@ -158,9 +158,31 @@ class EngineSteps:
         key = engines.once().run("op", "k", body).value
         ((intent,),) = during
         assert (intent.name, intent.done) == ("pay", False)
-        assert unpack_step(intent.body)[0] == {"key": key}
+        uuid = str(child_uuid("k", "pay", operation="op"))
+        assert unpack_step(intent.body)[0] == {"key": key, "uuid": uuid}
         (saved,) = engines.record_of("k").steps
         assert (saved.name, saved.done) == ("pay", True)
+
+    def test_an_unfinished_step_is_shown_with_every_form_that_it_may_have_sent(
+        self, engines: EngineCase
+    ) -> None:
+        """The store keeps no raw key here, so people cannot make the UUID themselves."""
+        sent: list[str] = []
+
+        def body(attempt: Any) -> Any:
+            def pay(key: str) -> str:
+                sent.extend((key, str(attempt.child_uuid("pay"))))
+                raise TimeoutError("perhaps it arrived")
+
+            return attempt.step("pay", pay)
+
+        once = engines.once()
+        with pytest.raises(TimeoutError):
+            once.run("op", "k", body, retry_safe=True)
+        status = once.get("op", "k")
+        assert status is not None
+        (pay,) = status.steps
+        assert [pay.intent, pay.child_uuid] == sent
 
     def test_a_freed_key_with_steps_stays_bound_to_its_request(self, engines: EngineCase) -> None:
         once = engines.once()
