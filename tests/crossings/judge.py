@@ -1,7 +1,8 @@
 """The judge: one scenario for every crossing, and the rules that it must keep.
 
-The rules are promises of README's tables, in the order in which the scenario comes to them. What a
-store that is away, a late owner, a cancelled caller and a redrive are promised has tests of its own.
+The rules are promises of README's tables, in the order in which the scenario comes to them. The
+promises about a store that is away, a late owner, a cancelled caller and a redrive have tests of
+their own.
 """
 
 from __future__ import annotations

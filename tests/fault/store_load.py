@@ -124,7 +124,9 @@ class StoreLoad:
     # --- lifetime ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self.sync_store.sweep(0)  # a lazy store creates its tables on first use
+        # A lazy store creates its tables on first use, and only then knows its guarantee.
+        self.sync_store.sweep(0)
+        self._loop.run(self.async_store.sweep(0))
         for thread in self._threads:
             thread.start()
         self._running = [self._start(self._work_async) for _ in range(self._tasks)]

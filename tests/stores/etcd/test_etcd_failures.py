@@ -53,10 +53,11 @@ def test_a_store_without_servers_says_so_in_time_and_that_nothing_was_done() -> 
         with pytest.raises(StoreUnavailable) as caught:
             store.apply([claim(token("id"), token("own"))])
         took.append(time.monotonic() - before)
-        # A connection that is refused when the time is over already looks like a slow member.
+        # A connection that is refused when the time is over already looks like a slow member. That
+        # one may have been sent the claim, if there was time to send it.
         is_slow = "gave no answer in time" in str(caught.value)
         assert is_slow or "no connection" in str(caught.value)
-        assert caught.value.ambiguous is is_slow
+        assert is_slow or not caught.value.ambiguous
         store.close()
     assert min(took) < 5  # which is the default
 
