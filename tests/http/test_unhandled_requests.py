@@ -9,28 +9,31 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import httpx
 import pytest
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, UploadFile
+from fastapi import Request as FastAPIRequest
 from fastapi.exceptions import RequestValidationError
 from flask import Flask, abort, request
 from litestar import Litestar, post
 from litestar import Request as LitestarRequest
+from litestar.enums import RequestEncodingType
 from litestar.exceptions import (
     ClientException,
     NotFoundException,
     SerializationException,
     ValidationException,
 )
-from litestar.params import JSONBody
+from litestar.params import Body, JSONBody, RawBody
 from pydantic import BaseModel
 from quart import Quart
 from quart import request as quart_request
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from tests.http.app_server import ServedApp, serve_app
@@ -48,6 +51,23 @@ from oncekey.http.wsgi import IdempotencyWSGI, leave_unstored
 
 RAN: list[str] = []
 Send = Callable[..., tuple[int, bool]]
+BODY_LIMIT = 1_000
+
+
+class Sent(NamedTuple):
+    """A body that is no JSON."""
+
+    type: str
+    content: bytes
+
+
+_FORM = "multipart/form-data; boundary=b"
+_PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+MALFORMED = Sent(_FORM, b"--b\r\n@no header\r\n\r\n--b--\r\n")
+UNBOUNDED = Sent("multipart/form-data", _PART + b"x\r\n--b--\r\n")
+LARGE_FORM = Sent(_FORM, _PART + b"x" * BODY_LIMIT + b"\r\n--b--\r\n")
+LARGE = Sent("application/json", b" " * BODY_LIMIT + b"{}")
+NOT_UTF8 = Sent(_FORM, b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n\xff\r\n--b--\r\n')
 
 
 class Order(BaseModel):
@@ -81,6 +101,10 @@ def starlette() -> Any:
         ran("lost")
         raise HTTPException(404)
 
+    async def own_upload(request: Any) -> Any:
+        ran("own upload")
+        return PlainTextResponse(str(await request.form()))
+
     class Reading(HTTPEndpoint):
         async def get(self, request: Any) -> Any: ...
 
@@ -92,11 +116,15 @@ def starlette() -> Any:
     routes = [
         Route("/pay", pay, methods=["POST"]),
         Route("/lost", lost, methods=["POST"]),
+        Route("/own-upload", own_upload, methods=["POST"]),
+        Route("/limited", own_upload, methods=["POST"], max_body_size=BODY_LIMIT),
         Route("/read", pay, methods=["GET"]),
         Route("/reading", Reading),
     ]
     inner = Mount("/in", app=Starlette(routes=routes))
-    return Starlette(routes=[*routes, inner], exception_handlers={404: page})
+    return Starlette(
+        routes=[*routes, inner], exception_handlers={404: page}, max_body_size=2 * BODY_LIMIT
+    )
 
 
 async def passing(request: Any, call_next: Any) -> Any:
@@ -125,6 +153,15 @@ def fastapi() -> Any:
     def item(id: int = Depends(known)) -> str:
         return ran("item")
 
+    @app.post("/upload")
+    def upload(file: UploadFile) -> str:
+        return ran("upload")
+
+    @app.post("/own-upload")
+    async def own_upload(request: FastAPIRequest) -> str:
+        ran("own upload")
+        return str(await request.form())
+
     @app.post("/lost")
     async def lost() -> None:
         ran("lost")
@@ -140,6 +177,7 @@ def fastapi() -> Any:
         return PlainTextResponse("our own form", 422)
 
     app.get("/read")(pay)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=BODY_LIMIT)
     return app
 
 
@@ -164,7 +202,27 @@ def litestar() -> Any:
         ran("invalid")
         raise ValidationException("of the handler's own")
 
-    return Litestar([pay, lost, invalid], openapi_config=None, logging_config=None)
+    @post("/upload")
+    async def upload(
+        data: Annotated[dict[str, str], Body(media_type=RequestEncodingType.MULTI_PART)],
+    ) -> str:
+        return ran("upload")
+
+    @post("/own-upload")
+    async def own_upload(request: LitestarRequest[Any, Any, Any]) -> str:
+        ran("own upload")
+        return str(await request.form())
+
+    @post("/raw")
+    async def raw(body: RawBody) -> str:
+        return ran("raw")
+
+    return Litestar(
+        [pay, lost, invalid, upload, own_upload, raw],
+        openapi_config=None,
+        logging_config=None,
+        request_max_body_size=BODY_LIMIT,
+    )
 
 
 def views(app: Any) -> Any:
@@ -177,6 +235,14 @@ def views(app: Any) -> Any:
         ran("lost")
         abort(404)
 
+    def own_upload() -> Any:
+        ran("own upload")
+        return request.form["file"]
+
+    async def own_quart_upload() -> Any:
+        ran("own upload")
+        return (await quart_request.form)["file"]
+
     def page(error: Any) -> Any:
         is_legacy = (request if isinstance(app, Flask) else quart_request).path == "/legacy"
         return (ran("legacy"), 200) if is_legacy else ("", 404)
@@ -185,7 +251,18 @@ def views(app: Any) -> Any:
     app.add_url_rule("/pay", "pay", pay, methods=["POST"])
     app.add_url_rule("/lost", "lost", lost, methods=["POST"])
     app.add_url_rule("/read", "read", pay, methods=["GET"])
+    view = own_upload if isinstance(app, Flask) else own_quart_upload
+    app.add_url_rule("/own-upload", "own_upload", view, methods=["POST"])
+    app.config["MAX_CONTENT_LENGTH"] = BODY_LIMIT
     return app
+
+
+def request_parts(key: str, body: Any) -> dict[str, Any]:
+    """The arguments of an httpx request with this key and body."""
+    headers = {"Idempotency-Key": key}
+    if not isinstance(body, Sent):
+        return {"json": body, "headers": headers}
+    return {"content": body.content, "headers": {**headers, "Content-Type": body.type}}
 
 
 def sender_to_asgi(app: Any) -> Send:
@@ -193,7 +270,7 @@ def sender_to_asgi(app: Any) -> Send:
         async def main() -> Any:
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-                return await client.post(path, json=body, headers={"Idempotency-Key": key})
+                return await client.post(path, **request_parts(key, body))
 
         response = asyncio.run(main())
         return response.status_code, "x-idempotency-replayed" in response.headers
@@ -205,7 +282,10 @@ def sender_to_wsgi(app: Any) -> Send:
     client = Client(IdempotencyWSGI(app, Once("memory://"), caller=lambda environ: "me"))
 
     def send(path: str, key: str, body: Any = None) -> tuple[int, bool]:
-        response = client.post(path, json=body, headers={"Idempotency-Key": key}, buffered=True)
+        parts = request_parts(key, body)
+        if "content" in parts:
+            parts["data"] = parts.pop("content")
+        response = client.post(path, buffered=True, **parts)
         return response.status_code, "X-Idempotency-Replayed" in response.headers
 
     return send
@@ -232,15 +312,30 @@ REFUSED: list[tuple[str, str, int, Any]] = [
     ("litestar", "/pay", 400, "no object"),
     *((name, "/pay", 422, {"cents": "many"}) for name in APPS if name.startswith("fastapi")),
     *((name, "/items/7", 404, None) for name in APPS if name.startswith("fastapi")),
+    *((name, "/upload", 400, MALFORMED) for name in APPS if name.startswith("fastapi")),
+    *((name, "/upload", 400, UNBOUNDED) for name in APPS if name.startswith("fastapi")),
+    *((name, "/upload", 413, LARGE_FORM) for name in APPS if name.startswith("fastapi")),
+    *((name, "/pay", 413, LARGE) for name in APPS if name.startswith("fastapi")),
+    ("litestar", "/upload", 400, MALFORMED),
+    ("litestar", "/upload", 400, UNBOUNDED),
+    ("litestar", "/upload", 413, LARGE_FORM),
+    ("litestar", "/upload", 500, NOT_UTF8),
+    ("litestar", "/pay", 413, LARGE),
+    ("litestar", "/raw", 413, LARGE),
+    ("starlette-added", "/limited", 413, LARGE_FORM),  # our middleware has read the body before
 ]
-HANDLED = [
-    *((name, "/lost", 404) for name in APPS),
-    ("starlette", "/in/lost", 404),
-    ("starlette", "/legacy", 200),
-    ("flask", "/legacy", 200),
-    ("quart", "/legacy", 200),
-    *((name, "/invalid", 422) for name in APPS if name.startswith("fastapi")),
-    ("litestar", "/invalid", 400),
+# Framework, a path whose handler runs, the status that is stored; the body.
+HANDLED: list[tuple[str, str, int, Any]] = [
+    *((name, "/lost", 404, None) for name in APPS),
+    ("starlette", "/in/lost", 404, None),
+    ("starlette", "/legacy", 200, None),
+    ("flask", "/legacy", 200, None),
+    ("quart", "/legacy", 200, None),
+    *((name, "/invalid", 422, None) for name in APPS if name.startswith("fastapi")),
+    ("litestar", "/invalid", 400, None),
+    *((name, "/own-upload", 400, MALFORMED) for name in APPS),
+    *((name, "/own-upload", 413, LARGE_FORM) for name in APPS if "starlette" not in name),
+    ("starlette", "/limited", 413, LARGE_FORM),
 ]
 
 
@@ -256,11 +351,11 @@ def test_response_that_no_handler_made_frees_the_key(
     assert RAN == ["pay"]
 
 
-@pytest.mark.parametrize(("name", "path", "status"), HANDLED)
-def test_response_of_a_handler_is_stored(name: str, path: str, status: int) -> None:
+@pytest.mark.parametrize(("name", "path", "status", "body"), HANDLED)
+def test_response_of_a_handler_is_stored(name: str, path: str, status: int, body: Any) -> None:
     send = APPS[name]()
     RAN.clear()
-    assert [send(path, "k") for _ in range(2)] == [(status, False), (status, True)]
+    assert [send(path, "k", body) for _ in range(2)] == [(status, False), (status, True)]
     assert len(RAN) == 1
     assert send("/pay", "k", {"cents": 5})[0] == 422
 
