@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import trio
 from tests.dashboard.reader import Reader
 from tests.dashboard.sample_keys import fill
 from tests.dashboard.served_dashboard import TOKEN, served
 
+from oncekey import AsyncOnce
 from oncekey.core.errors import ConfigurationError
 from oncekey.dashboard import Dashboard
 from oncekey.dashboard.access import (
@@ -367,3 +369,20 @@ def test_a_store_that_does_not_answer_is_503() -> None:
         page = reader.get("/")
         assert page.status_code == 503
         assert "The store does not answer" in page.text
+
+
+def test_dashboard_on_trio_says_that_it_needs_asyncio() -> None:
+    app = Dashboard(AsyncOnce("memory://"), token=TOKEN)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    for kind in ("lifespan", "http"):
+        with pytest.raises(ConfigurationError, match=r"dashboard needs asyncio.*hypercorn"):
+            trio.run(app, {"type": kind}, receive, send)
+    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
+    assert "hypercorn --worker-class asyncio" in sent[0]["message"]

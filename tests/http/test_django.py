@@ -40,6 +40,17 @@ def twice(app: ServedApp, path: str, body: Any = None, **more: Any) -> tuple[Res
     return first, again
 
 
+def form(app: ServedApp, path: str, key: str, type: str, body: bytes) -> tuple[int, bool]:
+    """Send a form: the status, and whether it was a replay."""
+    headers = [one for one in app.headers(key) if one[0] != "Content-Type"]
+    with app.connect() as connection:
+        response = connection.request("POST", path, [*headers, ("Content-Type", type)], body)
+    return response.status, is_replay(response)
+
+
+UNBOUNDED = ("multipart/form-data", b"--x")
+TOO_MANY_FIELDS = ("application/x-www-form-urlencoded", b"&".join([b"a=1"] * 1_001))
+
 # --- plain views ----------------------------------------------------------------------------------
 
 
@@ -62,6 +73,13 @@ def test_replay_has_no_default_content_type(app: ServedApp) -> None:
     first, again = twice(app, "/untyped")
     assert is_replay(again)
     assert first.one("Content-Type") is again.one("Content-Type") is None
+
+
+@pytest.mark.parametrize("sent", [UNBOUNDED, TOO_MANY_FIELDS], ids=["malformed", "too-many"])
+def test_400_to_a_form_that_a_view_cannot_parse_is_replayed(app: ServedApp, sent: Any) -> None:
+    key = app.fresh_key()
+    assert [form(app, "/charge-form", key, *sent) for _ in "12"] == [(400, False), (400, True)]
+    assert app.effects("charge form") == 1
 
 
 def test_class_view_is_guarded_by_its_dispatch(app: ServedApp) -> None:
@@ -102,6 +120,17 @@ def test_rest_view_that_refuses_before_it_acts_frees_its_key(app: ServedApp, ref
         True,
     ]
     assert app.effects("orders") == 1
+
+
+@pytest.mark.parametrize("sent", [UNBOUNDED, TOO_MANY_FIELDS], ids=["malformed", "too-many"])
+def test_form_that_the_rest_framework_cannot_parse(app: ServedApp, sent: Any) -> None:
+    key = app.fresh_key()
+    assert [form(app, "/generic-orders", key, *sent) for _ in "12"] == [(400, False)] * 2
+    assert app.effects() == 0
+    assert app.post("/generic-orders", key, {"cents": 5}).status == 201
+    own = app.fresh_key()
+    assert [form(app, "/own-orders", own, *sent) for _ in "12"] == [(400, False), (400, True)]
+    assert app.effects("own orders") == 1
 
 
 @pytest.mark.parametrize(

@@ -8,220 +8,42 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import Depends, FastAPI, HTTPException
-from fastapi.exceptions import RequestValidationError
 from flask import Flask, abort, request
 from litestar import Litestar, post
 from litestar import Request as LitestarRequest
 from litestar.exceptions import (
     ClientException,
-    NotFoundException,
     SerializationException,
-    ValidationException,
 )
-from litestar.params import JSONBody
-from pydantic import BaseModel
-from quart import Quart
-from quart import request as quart_request
-from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
 from tests.http.app_server import ServedApp, serve_app
+from tests.http.refusing_apps import (
+    APPS,
+    LARGE,
+    LARGE_FORM,
+    MALFORMED,
+    NOT_UTF8,
+    RAN,
+    UNBOUNDED,
+    guarded,
+    litestar,
+    ran,
+    sender_to_asgi,
+    sender_to_wsgi,
+)
 from tests.support.servers import require
 from tests.support.servers.http_servers import Gunicorn
 from werkzeug.exceptions import BadRequest
-from werkzeug.test import Client
 
-from oncekey import AsyncOnce, Once
-from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey import Once
 from oncekey.http.asgi import leave_unstored as leave_scope_unstored
-from oncekey.http.fastapi import install
 from oncekey.http.flask import Idempotency, idempotent
-from oncekey.http.wsgi import IdempotencyWSGI, leave_unstored
+from oncekey.http.wsgi import leave_unstored
 
-RAN: list[str] = []
-Send = Callable[..., tuple[int, bool]]
-
-
-class Order(BaseModel):
-    cents: int
-
-
-def ran(what: str) -> str:
-    RAN.append(what)
-    return what
-
-
-# --- apps -----------------------------------------------------------------------------------------
-
-
-def guarded(app: Any) -> Any:
-    return IdempotencyMiddleware(app, AsyncOnce("memory://"), caller=lambda scope: "me")
-
-
-def added(app: Any) -> Any:
-    app.add_middleware(
-        IdempotencyMiddleware, once=AsyncOnce("memory://"), caller=lambda scope: "me"
-    )
-    return app
-
-
-def starlette() -> Any:
-    async def pay(request: Any) -> Any:
-        return PlainTextResponse(ran("pay"), 201)
-
-    async def lost(request: Any) -> Any:
-        ran("lost")
-        raise HTTPException(404)
-
-    class Reading(HTTPEndpoint):
-        async def get(self, request: Any) -> Any: ...
-
-    async def page(request: Any, error: Any) -> Any:
-        if request.url.path != "/legacy":
-            return PlainTextResponse("", error.status_code)
-        return PlainTextResponse(ran("legacy"), 200)  # a handler of its own kind
-
-    routes = [
-        Route("/pay", pay, methods=["POST"]),
-        Route("/lost", lost, methods=["POST"]),
-        Route("/read", pay, methods=["GET"]),
-        Route("/reading", Reading),
-    ]
-    inner = Mount("/in", app=Starlette(routes=routes))
-    return Starlette(routes=[*routes, inner], exception_handlers={404: page})
-
-
-async def passing(request: Any, call_next: Any) -> Any:
-    return await call_next(request)
-
-
-def starlette_inside() -> Any:
-    app = starlette()
-    app.add_middleware(BaseHTTPMiddleware, dispatch=passing)  # another task between it and us
-    return guarded(app)
-
-
-def fastapi() -> Any:
-    app = FastAPI()
-
-    def known(id: int) -> int:
-        if id > 1:
-            raise HTTPException(404, "a dependency does not know it")
-        return id
-
-    @app.post("/pay", status_code=201)
-    async def pay(order: Order) -> str:
-        return ran("pay")
-
-    @app.post("/items/{id}")
-    def item(id: int = Depends(known)) -> str:
-        return ran("item")
-
-    @app.post("/lost")
-    async def lost() -> None:
-        ran("lost")
-        raise HTTPException(404)
-
-    @app.post("/invalid")
-    def invalid() -> None:
-        ran("invalid")
-        raise RequestValidationError([])
-
-    @app.exception_handler(RequestValidationError)
-    def refuse(request: Any, error: Any) -> Any:
-        return PlainTextResponse("our own form", 422)
-
-    app.get("/read")(pay)
-    return app
-
-
-def fastapi_installed() -> Any:
-    app = fastapi()
-    install(app, AsyncOnce("memory://"), caller=lambda scope: "me")
-    return app
-
-
-def litestar() -> Any:
-    @post("/pay")
-    async def pay(data: JSONBody[dict[str, int]]) -> str:
-        return ran("pay")
-
-    @post("/lost")
-    async def lost() -> None:
-        ran("lost")
-        raise NotFoundException
-
-    @post("/invalid")
-    async def invalid() -> None:
-        ran("invalid")
-        raise ValidationException("of the handler's own")
-
-    return Litestar([pay, lost, invalid], openapi_config=None, logging_config=None)
-
-
-def views(app: Any) -> Any:
-    """Flask's and Quart's."""
-
-    def pay() -> Any:
-        return ran("pay"), 201
-
-    def lost() -> Any:
-        ran("lost")
-        abort(404)
-
-    def page(error: Any) -> Any:
-        is_legacy = (request if isinstance(app, Flask) else quart_request).path == "/legacy"
-        return (ran("legacy"), 200) if is_legacy else ("", 404)
-
-    app.register_error_handler(404, page)
-    app.add_url_rule("/pay", "pay", pay, methods=["POST"])
-    app.add_url_rule("/lost", "lost", lost, methods=["POST"])
-    app.add_url_rule("/read", "read", pay, methods=["GET"])
-    return app
-
-
-def sender_to_asgi(app: Any) -> Send:
-    def send(path: str, key: str, body: Any = None) -> tuple[int, bool]:
-        async def main() -> Any:
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-                return await client.post(path, json=body, headers={"Idempotency-Key": key})
-
-        response = asyncio.run(main())
-        return response.status_code, "x-idempotency-replayed" in response.headers
-
-    return send
-
-
-def sender_to_wsgi(app: Any) -> Send:
-    client = Client(IdempotencyWSGI(app, Once("memory://"), caller=lambda environ: "me"))
-
-    def send(path: str, key: str, body: Any = None) -> tuple[int, bool]:
-        response = client.post(path, json=body, headers={"Idempotency-Key": key}, buffered=True)
-        return response.status_code, "X-Idempotency-Replayed" in response.headers
-
-    return send
-
-
-APPS: dict[str, Callable[[], Send]] = {
-    "starlette": lambda: sender_to_asgi(guarded(starlette())),
-    "starlette-added": lambda: sender_to_asgi(added(starlette())),
-    "starlette-inside": lambda: sender_to_asgi(starlette_inside()),
-    "fastapi": lambda: sender_to_asgi(guarded(fastapi())),
-    "fastapi-added": lambda: sender_to_asgi(added(fastapi())),
-    "fastapi-installed": lambda: sender_to_asgi(fastapi_installed()),
-    "litestar": lambda: sender_to_asgi(guarded(litestar())),
-    "quart": lambda: sender_to_asgi(guarded(views(Quart("x")))),
-    "flask": lambda: sender_to_wsgi(views(Flask("x"))),
-}
 # Framework, a path that it refuses by itself, its status; the body that it refuses.
 REFUSED: list[tuple[str, str, int, Any]] = [
     *((name, "/nowhere", 404, None) for name in APPS),
@@ -232,15 +54,30 @@ REFUSED: list[tuple[str, str, int, Any]] = [
     ("litestar", "/pay", 400, "no object"),
     *((name, "/pay", 422, {"cents": "many"}) for name in APPS if name.startswith("fastapi")),
     *((name, "/items/7", 404, None) for name in APPS if name.startswith("fastapi")),
+    *((name, "/upload", 400, MALFORMED) for name in APPS if name.startswith("fastapi")),
+    *((name, "/upload", 400, UNBOUNDED) for name in APPS if name.startswith("fastapi")),
+    *((name, "/upload", 413, LARGE_FORM) for name in APPS if name.startswith("fastapi")),
+    *((name, "/pay", 413, LARGE) for name in APPS if name.startswith("fastapi")),
+    ("litestar", "/upload", 400, MALFORMED),
+    ("litestar", "/upload", 400, UNBOUNDED),
+    ("litestar", "/upload", 413, LARGE_FORM),
+    ("litestar", "/upload", 500, NOT_UTF8),
+    ("litestar", "/pay", 413, LARGE),
+    ("litestar", "/raw", 413, LARGE),
+    ("starlette-added", "/limited", 413, LARGE_FORM),  # our middleware has read the body before
 ]
-HANDLED = [
-    *((name, "/lost", 404) for name in APPS),
-    ("starlette", "/in/lost", 404),
-    ("starlette", "/legacy", 200),
-    ("flask", "/legacy", 200),
-    ("quart", "/legacy", 200),
-    *((name, "/invalid", 422) for name in APPS if name.startswith("fastapi")),
-    ("litestar", "/invalid", 400),
+# Framework, a path whose handler runs, the status that is stored; the body.
+HANDLED: list[tuple[str, str, int, Any]] = [
+    *((name, "/lost", 404, None) for name in APPS),
+    ("starlette", "/in/lost", 404, None),
+    ("starlette", "/legacy", 200, None),
+    ("flask", "/legacy", 200, None),
+    ("quart", "/legacy", 200, None),
+    *((name, "/invalid", 422, None) for name in APPS if name.startswith("fastapi")),
+    ("litestar", "/invalid", 400, None),
+    *((name, "/own-upload", 400, MALFORMED) for name in APPS),
+    *((name, "/own-upload", 413, LARGE_FORM) for name in APPS if "starlette" not in name),
+    ("starlette", "/limited", 413, LARGE_FORM),
 ]
 
 
@@ -256,11 +93,11 @@ def test_response_that_no_handler_made_frees_the_key(
     assert RAN == ["pay"]
 
 
-@pytest.mark.parametrize(("name", "path", "status"), HANDLED)
-def test_response_of_a_handler_is_stored(name: str, path: str, status: int) -> None:
+@pytest.mark.parametrize(("name", "path", "status", "body"), HANDLED)
+def test_response_of_a_handler_is_stored(name: str, path: str, status: int, body: Any) -> None:
     send = APPS[name]()
     RAN.clear()
-    assert [send(path, "k") for _ in range(2)] == [(status, False), (status, True)]
+    assert [send(path, "k", body) for _ in range(2)] == [(status, False), (status, True)]
     assert len(RAN) == 1
     assert send("/pay", "k", {"cents": 5})[0] == 422
 

@@ -33,6 +33,7 @@ from oncekey.dashboard.request_checks import (
     read_form,
     with_headers,
 )
+from oncekey.engine.aio.event_loop import require_asyncio
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.http.route_table import KeylessApp
@@ -52,6 +53,7 @@ _FILES: Final = {
 }
 _SIGN_IN: Final = "/sign-in"
 _SIGN_OUT: Final = "/sign-out"
+_NEEDS: Final = "oncekey's dashboard needs"
 
 
 class Dashboard(KeylessApp):
@@ -117,6 +119,7 @@ class Dashboard(KeylessApp):
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
+            require_asyncio(_NEEDS)
             request = Request(scope, receive)
             response = await self._response(request)
             await response(scope, receive, with_headers(send))
@@ -125,6 +128,11 @@ class Dashboard(KeylessApp):
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
+        try:
+            require_asyncio(_NEEDS)
+        except ConfigurationError as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.close()

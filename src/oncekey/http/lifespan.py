@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.engine.aio.event_loop import require_asyncio
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
 from oncekey.http.message import App, Message, Receive, Scope, Send
@@ -74,16 +75,9 @@ _warned: WeakSet[Any] = WeakSet()
 _covered: WeakSet[asyncio.AbstractEventLoop] = WeakSet()  # loops that `draining()` is used in
 
 
-def require_asyncio() -> None:
-    """Raise ConfigurationError on an event loop of another kind, such as Trio's."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise ConfigurationError(
-            "oncekey's guards for ASGI need asyncio, and this server runs the app on another event "
-            "loop, such as Trio's: start it with one of asyncio, as `hypercorn --worker-class "
-            "asyncio` does"
-        ) from None
+def check_event_loop() -> None:
+    """Raise ConfigurationError on an event loop of another kind than asyncio's, such as Trio's."""
+    require_asyncio("oncekey's guards for ASGI need")
 
 
 def note_request(guard: Drainable, scope: Scope) -> None:
@@ -92,7 +86,7 @@ def note_request(guard: Drainable, scope: Scope) -> None:
     root_path = scope.get("root_path")
     if guard.lifespans or (guard.is_noted and not root_path):
         return
-    require_asyncio()
+    check_event_loop()
     guard.is_noted = True
     _without_lifespan.add(guard)
     if not root_path or guard in _warned:
@@ -143,7 +137,7 @@ async def run_lifespan(
         message = await receive()
         if message["type"] == "lifespan.startup":
             try:
-                require_asyncio()
+                check_event_loop()
                 if engine is not None:
                     acquire_engines(engine)
             except ConfigurationError as error:

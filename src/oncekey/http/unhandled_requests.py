@@ -25,13 +25,17 @@ _REJECTING: Final = frozenset(
         ("starlette.routing", "handle"),
         ("fastapi.routing", "handle"),
         ("starlette.endpoints", "method_not_allowed"),
+        ("starlette.middleware.body_limit", "__call__"),
         ("fastapi.routing", "app"),
     }
 )
+# FastAPI reads and parses a body in its own `app`; it calls the endpoint from another function.
+_READING_BODY: Final = (("fastapi.routing", "app"), "starlette.requests")
 _DEPENDENCIES: Final = ("fastapi.dependencies.utils", "solve_dependencies")
 _LITESTAR_BEFORE: Final = ("litestar._asgi", "litestar._kwargs", "litestar._signature")
 _LITESTAR_ROUTES: Final = ("litestar.routes",)
-_LITESTAR_PARSING: Final = ("litestar._kwargs", "litestar.serialization", "msgspec")
+_LITESTAR_PARSING: Final = ("litestar._kwargs.extractors", "litestar._kwargs.kwargs_model")
+_LITESTAR_PACKAGES: Final = frozenset({"litestar", "msgspec", "multipart"})
 # What the REST framework's own views call, before they do anything, to parse and to validate.
 _REST_VIEWS: Final = (("rest_framework.mixins", "create"), ("rest_framework.mixins", "update"))
 _REST_VALIDATION: Final = (
@@ -124,11 +128,12 @@ class _WatchedHandlers:
 def is_raised_before_handler(error: BaseException) -> bool:
     """Whether a router, FastAPI itself or a dependency raised it, before the endpoint ran."""
     last = ("", "")
-    for last in _functions(error):
-        if last == _DEPENDENCIES:
+    for function in _functions(error):
+        if function == _DEPENDENCIES or (last, function[0]) == _READING_BODY:
             return True
-        if last[0].partition(".")[0] not in _FRAMEWORK_PACKAGES:
+        if function[0].partition(".")[0] not in _FRAMEWORK_PACKAGES:
             return False  # code of the app, which may have done anything
+        last = function
     return last in _REJECTING
 
 
@@ -176,22 +181,25 @@ def watch_frameworks(layers: Iterable[Any]) -> None:
 
 async def _litestar_raised(error: Exception, scope: Any) -> None:
     """Mark the request if only code of Litestar's own raised the error: in routing, or when it
-    parsed and validated the arguments of a handler. An error about malformed JSON is raised where
-    handlers are called, because of one that was raised in parsing."""
-    parsing = error.__cause__
-    if _is_raised_by_litestar(error, _LITESTAR_BEFORE) or (
-        parsing is not None
-        and _is_raised_by_litestar(error, _LITESTAR_ROUTES)
-        and _is_raised_by_litestar(parsing, _LITESTAR_PARSING)
+    read, parsed and validated the arguments of a handler. An error about malformed JSON is raised
+    where handlers are called, because of one that was raised in parsing."""
+    modules = _litestar_modules(error)
+    if not modules:
+        return
+    parsing = modules
+    if modules[-1].startswith(_LITESTAR_ROUTES) and error.__cause__ is not None:
+        parsing = _litestar_modules(error.__cause__)
+    if modules[-1].startswith(_LITESTAR_BEFORE) or any(
+        module.startswith(_LITESTAR_PARSING) for module in parsing
     ):
         _mark_unhandled(scope)
 
 
-def _is_raised_by_litestar(error: BaseException, where: tuple[str, ...]) -> bool:
-    """Whether only code of Litestar's own raised the error, in one of these modules."""
+def _litestar_modules(error: BaseException) -> list[str]:
+    """The modules that an error came through; none if code of the app was among them."""
     modules = [module for module, _ in _functions(error)]
-    is_own = all(module.partition(".")[0] in ("litestar", "msgspec") for module in modules)
-    return is_own and bool(modules) and modules[-1].startswith(where)
+    is_own = all(module.partition(".")[0] in _LITESTAR_PACKAGES for module in modules)
+    return modules if is_own else []
 
 
 async def _quart_finished(app: Any, **_: Any) -> None:

@@ -67,6 +67,12 @@ class Orders(View):  # type: ignore[misc]
         return HttpResponse("read")
 
 
+@idempotent()
+def charge_form(request: Any) -> Any:
+    handlers.effect("charge form")
+    return HttpResponse(request.POST["cents"])
+
+
 class Reading(View):  # type: ignore[misc]
     def get(self, request: Any) -> Any:
         return HttpResponse("read")
@@ -109,6 +115,7 @@ urlpatterns = [
     path("untyped", untyped),
     path("reading", Reading.as_view()),
     path("lost", lost),
+    path("charge-form", charge_form),
     path("orders", Orders.as_view()),
     path("buy/<how>", buy),
 ]

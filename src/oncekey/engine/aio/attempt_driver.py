@@ -43,6 +43,7 @@ from oncekey.engine.aio.body import (
     pause,
     take_value,
 )
+from oncekey.engine.aio.event_loop import wrong_event_loop
 from oncekey.engine.aio.loop_state import (
     LoopState,
     make_loop_state,
@@ -100,7 +101,10 @@ class AsyncDriver(RunnerBase):
 
     def loop_state(self) -> LoopState:
         """What belongs to the running loop."""
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise wrong_event_loop() from None
         state = self._loop_states.get(loop)
         return self._make_loop_state(loop) if state is None else state
 

@@ -21,6 +21,7 @@ from oncekey.engine.administration import sweep_store
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.body import AsyncBody
 from oncekey.engine.aio.completer import AsyncCompleter
+from oncekey.engine.aio.event_loop import running_loop
 from oncekey.engine.aio.key_admin import AsyncKeyAdmin
 from oncekey.engine.aio.loop_state import drain
 from oncekey.engine.aio.periodic import AsyncPeriodicTask
@@ -210,6 +211,7 @@ class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
         return [*self._background]
 
     async def _get_ready(self) -> None:
+        running_loop()
         if not self._closed:
             check_alone(await self._store.bind(self._jobs.identities.check_value()))
         self._set_ready()
@@ -290,6 +292,7 @@ class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
     async def close(self, *, drain: Duration = DRAIN_DEFAULT) -> None:
         """Let the running attempts end, on every loop and for `drain` at most, then close the
         store. Every call after it raises, until `reopen`."""
+        running_loop()
         seconds = microseconds(drain, name="drain") / 1_000_000
         # Shielded from a cancellation of the caller: results of healthy attempts come first.
         closing = asyncio.ensure_future(self._close(seconds))

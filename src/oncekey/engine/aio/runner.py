@@ -26,6 +26,7 @@ from oncekey.core.recovery import recover as recover_flow
 from oncekey.engine.aio.attempt import leave
 from oncekey.engine.aio.attempt_driver import AsyncDriver
 from oncekey.engine.aio.body import AsyncBody, AsyncProgress, Ended
+from oncekey.engine.aio.event_loop import wrong_event_loop
 from oncekey.engine.aio.heartbeat import sleep
 from oncekey.engine.aio.loop_state import (
     drain,
@@ -68,7 +69,10 @@ class AsyncRunner(AsyncDriver):
         if `claim_many` has sent it."""
         if self._transaction is not None:
             return await self._run_in_callers_transaction(job, body)
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise wrong_event_loop() from None
         state = self._loop_states.get(loop) or self._make_loop_state(loop)
         progress = AsyncProgress(state, job)
         progress.sent = sent

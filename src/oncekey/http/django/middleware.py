@@ -15,6 +15,7 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.core.handlers.exception import response_for_exception
 from django.db import connections, transaction
 from django.http import Http404
+from django.http.multipartparser import MultiPartParserError
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
@@ -60,7 +61,13 @@ _WARN: Final = (
 _UNHANDLED: Final = "oncekey_unhandled"  # on a response that no view made
 _FIRST_ERROR_STATUS: Final = 400
 # Django responds to these with 400, 403 or 404. Any other exception of a view is a failure.
-_HANDLED_ERRORS: Final = (Http404, PermissionDenied, BadRequest, SuspiciousOperation)
+_HANDLED_ERRORS: Final = (
+    Http404,
+    PermissionDenied,
+    MultiPartParserError,
+    BadRequest,
+    SuspiciousOperation,
+)
 
 
 def attempt_of(request: Any) -> Attempt | None:
@@ -310,7 +317,10 @@ def _rest_call(request: Any, call: Callable[[], Any]) -> Any:
     try:
         response = call()
     except Exception as error:
-        response = view.handle_exception(error)  # raises the error again if it is not an API error
+        try:
+            response = view.handle_exception(error)  # raises it again if it is not an API error
+        except _HANDLED_ERRORS as again:  # such as a form with more fields than Django allows
+            response = response_for_exception(django_request(request), again)
         if is_raised_by_rest_validation(error):
             setattr(response, _UNHANDLED, True)
     response = view.finalize_response(request, response, *view.args, **view.kwargs)

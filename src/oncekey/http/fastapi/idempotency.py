@@ -38,7 +38,7 @@ from oncekey.http.fastapi.route import (
     route_class,
 )
 from oncekey.http.guarded_views import GuardedViews, unwrapped
-from oncekey.http.lifespan import acquire_engines, drain_mounted, release_engine, require_asyncio
+from oncekey.http.lifespan import acquire_engines, check_event_loop, drain_mounted, release_engine
 from oncekey.http.problem import Render
 from oncekey.http.request_tasks import RequestTasks
 from oncekey.http.route_table import Route, app_views, routes_of
@@ -187,7 +187,7 @@ class Idempotency:
 
         @asynccontextmanager
         async def lifespan(running: FastAPI) -> AsyncIterator[Any]:
-            require_asyncio()
+            check_event_loop()
             self._acquire_engines()
             is_acquired = True
             try:
