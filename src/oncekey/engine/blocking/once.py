@@ -157,6 +157,9 @@ class Once(KeyAdmin, Operations):
     sweep_limit   how many records it removes in one batch
     complete_every  finish abandoned runs of the registered operations in the background, this often
                   (see `operation`); complete_limit is how many at a time
+
+    A server is reached on first use, or by `with`, which begins also while it is away: the first
+    call tells that.
     """
 
     _is_async = False
