@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from tests.queues.running_consumer import Handled, RunningConsumer, running, send, wait_until
-from tests.support import postgres_stores, redis_stores
 from tests.support.log_records import Written, written_log
 
-from oncekey import AsyncOnce, Once
-from oncekey.core.errors import ConfigurationError, StoreUnavailable
-from oncekey.queues import AsyncConsumer, AsyncMemoryBroker, Consumer
-from oncekey.queues.broker import BrokerUnavailable, Settled
+from oncekey import AsyncOnce
+from oncekey.core.errors import ConfigurationError
+from oncekey.queues import AsyncConsumer, AsyncMemoryBroker
+from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.memory_broker import MemoryBroker
 from oncekey.queues.queue_message import Message
@@ -37,10 +36,6 @@ class FaultyBroker(MemoryBroker):
         error = self.errors.pop(call, None)
         if error is not None:
             raise error
-
-    def facts(self) -> BrokerFacts:
-        self._meet("facts")
-        return super().facts()
 
     def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
         self._meet("receive")
@@ -111,73 +106,6 @@ def test_a_refusal_ends_the_consumer_and_the_log_says_why(
         made.join()
     assert made.error is refusal
     assert has_line(log, "consumer shipping ends: ConfigurationError: the right is missing")
-
-
-@pytest.mark.parametrize("what", ["broker", "store"])
-def test_a_consumer_that_starts_first_waits_for_its_broker_and_its_store(
-    kind: str, what: str, log: Written
-) -> None:
-    queue, handler = FaultyBroker(), Handled()
-    send(queue, 1)
-    error = (BrokerUnavailable if what == "broker" else StoreUnavailable)("it is not up yet")
-    queue.errors["facts"] = error  # that of a store comes from the same place, `_start`
-    with running(kind, queue) as made:
-        made.start(handler)
-        wait_until(lambda: not len(queue), "the message is handled")
-    assert made.error is None
-    assert has_line(log, "consumer shipping cannot begin yet: it is not up yet", "trying again")
-
-
-def _run_in_thread(url: str) -> None:
-    once = Once(url)
-    try:
-        Consumer(once, print, MemoryBroker(), name="ship", key="json:$.id").run()
-    finally:
-        once.close()
-
-
-def _run_in_task(url: str) -> None:
-    async def handle(message: Message) -> None: ...
-
-    async def main() -> None:
-        once, broker = AsyncOnce(url), AsyncMemoryBroker(MemoryBroker())
-        try:
-            await AsyncConsumer(once, handle, broker, name="ship", key="json:$.id").run()
-        finally:
-            await once.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("store", ["postgres", "valkey"])
-def test_a_store_that_refuses_the_login_ends_a_consumer_at_its_start(
-    kind: str, store: str, log: Written
-) -> None:
-    """Nobody but an operator can help, so it does not look as if it were waiting."""
-    if store == "postgres":
-        url = postgres_stores.server().url("no_such_database")
-    else:
-        url = redis_stores.valkey().url().replace("://", "://nobody:wrong@", 1)
-
-    run = _run_in_thread if kind == "threads" else _run_in_task
-    with pytest.raises((StoreUnavailable, ConfigurationError)):
-        run(url)
-    assert has_line(log, "consumer ship ends")
-
-
-def test_a_stop_ends_a_consumer_that_waits_for_its_broker(kind: str) -> None:
-    class Down(MemoryBroker):
-        asked = 0
-
-        def facts(self) -> BrokerFacts:
-            self.asked += 1
-            raise BrokerUnavailable("it is not up yet")
-
-    queue = Down()
-    with running(kind, queue) as made:
-        made.start(Handled())
-        wait_until(lambda: queue.asked > 1, "it was asked twice")
-    assert made.error is None
 
 
 class DeafBroker(MemoryBroker):
@@ -295,16 +223,6 @@ def test_a_stop_ends_a_consumer_whose_broker_never_answers(
         queue.never.set()
     assert has_line(log, "consumer deaf: the broker does not answer")
     assert has_line(log, "consumer deaf ends: it was stopped")
-
-
-def test_an_error_at_the_start_ends_it_and_the_log_says_why(kind: str, log: Written) -> None:
-    queue = FaultyBroker()
-    queue.errors["facts"] = error = ValueError("a driver's own error")
-    with running(kind, queue) as made:
-        made.start(Handled())
-        made.join()
-    assert made.error is error
-    assert has_line(log, "consumer shipping ends: ValueError: a driver's own error")
 
 
 def test_a_broker_that_cannot_be_left_is_told_and_run_returns(kind: str, log: Written) -> None:

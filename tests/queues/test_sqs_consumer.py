@@ -5,6 +5,7 @@ Against moto, an emulator; see tests/support/servers/sqs_server.py.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -21,13 +22,13 @@ from tests.support.servers import processes
 from tests.support.servers.elasticmq_server import elasticmq
 from tests.support.servers.sqs_server import REGION, QueuePair, SqsServer, sqs
 
-from oncekey import ConfigurationError, Once
+from oncekey import AsyncOnce, ConfigurationError, Once
 from oncekey.engine.store_urls import blocking_store
 from oncekey.queues.blocking import consumer as consumer_module
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.sqs import SQSConsumer, SqsRefused
+from oncekey.queues.sqs import AsyncSQSConsumer, SQSConsumer, SqsRefused
 from oncekey.testing import FaultyStore
 from oncekey.testing.faulty_store import Fault
 
@@ -162,6 +163,45 @@ def test_missing_credentials_are_a_configuration_error(
     client = session.client("sqs", endpoint_url=server.url, region_name=REGION)
     with pytest.raises(ConfigurationError, match="credentials"):
         made(once, "orders", client=client).run()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("AWS_DEFAULT_REGION", None),
+        ("AWS_DEFAULT_REGION", "no region"),
+        ("AWS_PROFILE", "of-nobody"),
+        ("AWS_ENDPOINT_URL_SQS", "no-address"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["boto3", "aiobotocore"])
+def test_a_client_that_cannot_be_made_as_it_is_set_up_ends_a_consumer_at_its_start(
+    is_async: bool, setting: str, value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for ever for what no time cures."""
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    for name in ("AWS_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL_SQS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    if value is None:
+        monkeypatch.delenv(setting)
+    else:
+        monkeypatch.setenv(setting, value)
+    options: dict[str, Any] = {"name": "shipping", "key": "json:$.order"}
+
+    async def ship_async(message: Message) -> None: ...
+
+    async def in_tasks() -> None:
+        async with AsyncOnce("memory://") as once:
+            await AsyncSQSConsumer(once, ship_async, "orders", **options).run()
+
+    def in_threads() -> None:
+        with Once("memory://") as once:
+            SQSConsumer(once, ship, "orders", **options).run()
+
+    with pytest.raises(ConfigurationError, match="client of SQS cannot be made"):
+        asyncio.run(in_tasks()) if is_async else in_threads()
 
 
 def test_a_server_that_does_not_answer_is_unavailable_and_nothing_more(

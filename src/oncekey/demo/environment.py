@@ -29,6 +29,7 @@ from oncekey.demo.scenarios.scenario_client import Client, OnProgress
 from oncekey.demo.server import Server, bind
 from oncekey.demo.web_runner import WebRunner
 from oncekey.demo.workers import Workers
+from oncekey.engine.port import AsyncPort
 
 
 class Environment:
@@ -78,7 +79,7 @@ class Environment:
         enter.callback(listening.close)
         once = open_keys(self.store_url)
         enter.push_async_callback(once.close)
-        await once.__aenter__()  # an unreachable store fails here, not at the first request
+        await AsyncPort(once).ready()  # an unreachable store fails here, not at the first request
         provider = Provider(self.ledger, data_dir.provider_secret)
         provider_server = Server(provider.app, bind())
         await provider_server.start()

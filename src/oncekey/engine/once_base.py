@@ -6,6 +6,7 @@ that users see.
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.events import Event, EventKind
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import Identities, KeyLike
@@ -38,6 +39,8 @@ from oncekey.engine.periodic_base import check_limit, check_period
 from oncekey.engine.registry import Registered, Registry, plain_copy
 from oncekey.engine.replay_cache import CACHE_ENTRIES_DEFAULT, ReplayCache
 from oncekey.engine.sweeper_base import SweepPlan, sweep_plan
+
+_log = logging.getLogger("oncekey")
 
 
 class OperationsBase:
@@ -157,7 +160,8 @@ class OnceBase(OperationsBase):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the store can promise; an operation's `require=` is checked against it."""
+        """What the store can promise; an operation's `require=` is checked against it. Of a server
+        that has not answered yet it is the most that the server may turn out to promise."""
         guarantee: Guarantee = self._store.guarantee
         return guarantee
 
@@ -305,6 +309,17 @@ class OnceBase(OperationsBase):
         for background in self._background:
             background.start()  # again, in a forked child
         self._is_ready = True
+
+    def _enter_without(self, error: StoreUnavailable) -> None:
+        """The store is away when a `with` block begins: log it, and let what runs in the background
+        try again. Raises the error if no later call can cure it, or the store is none that is
+        reached on first use."""
+        if error.final or not self._store.lazy:
+            raise error
+        name = type(self).__name__
+        _log.warning("%s: %s; the block begins, and the next call tries again", name, error)
+        for background in self._background:
+            background.start()
 
     def _set_closed(self) -> None:
         self._closed = True

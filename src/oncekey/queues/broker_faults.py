@@ -11,13 +11,16 @@
 
 Clients raise more than they say: aiormq gives a bare `Exception` to the calls that are in flight
 when a connection is closed. So no broker lists what its client may raise. Each lists the few
-answers by which its server refuses, and drops the connection that anything else came from.
+answers by which its server refuses, and drops the connection that anything else came from. At the
+start of a consumer the same holds for what the broker's own calls raise, but not for errors of the
+store, of an inbox or of the consumer itself (`asking`), and a refused login ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from oncekey.core.errors import OncekeyError
@@ -29,6 +32,10 @@ T = TypeVar("T")
 # What a client that was cancelled in its start or its stop is given to close its connections.
 CUT_OFF_S: Final = 1.0
 CANCELLED: Final = "the broker's client has cancelled it, as it does if its connection is lost"
+
+
+class ClientFault(BrokerUnavailable):
+    """What a broker's client has raised in a class of its own: that error is the `__cause__`."""
 
 
 def is_fault(error: BaseException) -> bool:
@@ -55,6 +62,18 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
         return CANCELLED
     return str(error) if isinstance(error, OncekeyError) else describe(error)
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Around a call of a broker among calls of others: a fault that is raised there leaves it as
+    BrokerUnavailable."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OncekeyError):
+            raise
+        raise ClientFault(reason_of(error)) from error
 
 
 async def answered(call: Awaitable[T]) -> T:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError, InFlight, OncekeyError, StoreUnavailable
 from oncekey.queues.broker import RECEIVE_WAIT_S, BrokerUnavailable, LoginRefused, Settled
-from oncekey.queues.broker_faults import is_fault, reason_of
+from oncekey.queues.broker_faults import ClientFault, is_fault, reason_of
 from oncekey.queues.consumer_settings import (
     BACKOFF_DEFAULT,
     BACKOFF_MAX_DEFAULT,
@@ -60,7 +60,8 @@ TWIN_WAIT_S: Final = 1.0
 _log = logging.getLogger("oncekey")
 
 # What a consumer that begins waits for: servers of a fleet start in any order. Anything else, such
-# as a refused login or a missing queue, ends it at once; of a store those are ConfigurationErrors.
+# as a missing queue, ends it at once, and so does a refused login; of a store those are
+# ConfigurationErrors.
 AWAITED_AT_START: Final = (BrokerUnavailable, StoreUnavailable, InFlight)
 
 OnSettled = Callable[[Message, Disposition], object]
@@ -243,14 +244,17 @@ class ConsumerBase:
         )
 
     def _tell_unstarted(self, error: OncekeyError, pause: float) -> None:
-        """Log that the broker or the store is waited for; raises the error if it is refused."""
-        if isinstance(error, LoginRefused):
+        """Log that the broker or the store is waited for; raises the error if it is refused, or the
+        engine is closed."""
+        is_closed = isinstance(error, StoreUnavailable) and error.final
+        if isinstance(error, LoginRefused) or is_closed:
             raise error
         _log.warning(
             "consumer %s cannot begin yet: %s; trying again in %.1f s",
             self.name,
             reason_of(error),
             pause,
+            exc_info=error.__cause__ if isinstance(error, ClientFault) else None,
         )
 
     def _count(self, settled: Sequence[Settled]) -> None:

@@ -150,8 +150,9 @@ def _apply_at_once(store: AsyncStore) -> Any:
 class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
     """Makes operations with side effects safe to retry, from asyncio. Options as for `Once`.
 
-    The store is opened, and its sweeper started, on first use or by `async with`. Several event
-    loops may share one.
+    The store is opened, and its sweeper started, on first use or by `async with`, which a server
+    that is away does not keep from going on: the first call tells that. Several event loops may
+    share one.
     """
 
     _is_async = True
@@ -197,13 +198,13 @@ class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
         self._completer = AsyncCompleter(self._store, self._runner, self._registry)
         self._complete_limit = background.complete_limit
         self._background: list[AsyncPeriodicTask] = []
-        clock_ = parts.jobs.clock
+        clock_, life = parts.jobs.clock, (self._ready, self._set_not_ready)
         if background.sweep is not None:
-            sweeper = AsyncSweeper(self._store, background.sweep, clock_, self._set_not_ready)
+            sweeper = AsyncSweeper(self._store, background.sweep, clock_, *life)
             self._background.append(sweeper)
         if (every := background.complete_every) is not None:
-            work = (self._complete, clock_, self._set_not_ready)
-            self._background.append(AsyncPeriodicTask("completer", every, *work))
+            task = AsyncPeriodicTask("completer", every, self._complete, clock_, *life)
+            self._background.append(task)
         self._track()
 
     def _running_parts(self) -> list[Any]:
@@ -311,8 +312,12 @@ class AsyncOnce(AsyncKeyAdmin, AsyncOperations):
             self._finalizer.detach()
 
     async def __aenter__(self) -> Self:
+        """Open the engine, and reach the store if it answers; see `Once.__enter__`."""
         self.reopen()
-        await self._ready()
+        try:
+            await self._ready()
+        except StoreUnavailable as error:
+            self._enter_without(error)
         return self
 
     async def __aexit__(

@@ -34,7 +34,8 @@ async def drive(flow: Generator[object, Any, T], perform: Callable[[Any], Awaita
 
 
 class AsyncPeriodicTask(PeriodicTaskBase):
-    """`work` is awaited. `ended` is called when the loop ended and took the task with it."""
+    """`ready` is awaited before `work`, since the store may not have been reached yet. `ended` is
+    called when the loop ended and took the task with it."""
 
     def __init__(
         self,
@@ -42,8 +43,10 @@ class AsyncPeriodicTask(PeriodicTaskBase):
         every: int,
         work: Callable[[], Awaitable[object]],
         clock: Clock,
+        ready: Callable[[], Awaitable[None]],
         ended: Callable[[], None],
     ) -> None:
+        self._ready = weak_method(ready)
         self._call_ended = weak_method(ended)
         super().__init__(name, every, work, clock)
 
@@ -92,11 +95,13 @@ class AsyncPeriodicTask(PeriodicTaskBase):
     async def _run(self) -> None:
         while True:
             await sleep(self._clock, self._clock.jitter(self._every))
-            work = self._work()
-            if work is None:
+            ready, work = self._ready(), self._work()
+            if ready is None or work is None:
                 return  # the engine was dropped
             try:
+                await ready()
                 await work()
             except Exception as error:  # whatever it was, it is tried again in the next period
-                self._log_failure(error)
-            del work  # while this sleeps, nothing of the engine is held
+                if not self._stopped:
+                    self._log_failure(error)
+            del ready, work  # while this sleeps, nothing of the engine is held

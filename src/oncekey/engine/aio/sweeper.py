@@ -5,7 +5,7 @@ When and how much is in sweeper_base.py, the task in periodic.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from oncekey.core.effects import Sleep
 from oncekey.core.store import AsyncStore
@@ -17,9 +17,14 @@ from oncekey.engine.sweeper_base import Elect, SweepBatch, SweepPlan, sweep_flow
 
 class AsyncSweeper(AsyncPeriodicTask):
     def __init__(
-        self, store: AsyncStore, plan: SweepPlan, clock: Clock, ended: Callable[[], None]
+        self,
+        store: AsyncStore,
+        plan: SweepPlan,
+        clock: Clock,
+        ready: Callable[[], Awaitable[None]],
+        ended: Callable[[], None],
     ) -> None:
-        super().__init__("sweeper", plan.every, self._sweep, clock, ended)
+        super().__init__("sweeper", plan.every, self._sweep, clock, ready, ended)
         self._store = store
         self._plan = plan
 

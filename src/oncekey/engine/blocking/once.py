@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from oncekey.core.abandoned import TRIES_DEFAULT
 from oncekey.core.duration import Duration
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.identity import KeyLike
 from oncekey.core.move_marks import check_alone
 from oncekey.core.origin import Origin
@@ -156,6 +157,9 @@ class Once(KeyAdmin, Operations):
     sweep_limit   how many records it removes in one batch
     complete_every  finish abandoned runs of the registered operations in the background, this often
                   (see `operation`); complete_limit is how many at a time
+
+    A server is reached on first use, or by `with`, which begins also while it is away: the first
+    call tells that.
     """
 
     _is_async = False
@@ -305,8 +309,13 @@ class Once(KeyAdmin, Operations):
         self._finalizer.detach()
 
     def __enter__(self) -> Self:
+        """Open the engine, and reach the store if it answers. A server that is away is told by the
+        first call, not here; ConfigurationError is raised here if the server can tell it."""
         self.reopen()
-        self._ready()
+        try:
+            self._ready()
+        except StoreUnavailable as error:
+            self._enter_without(error)
         return self
 
     def __exit__(

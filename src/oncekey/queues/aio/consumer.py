@@ -18,7 +18,7 @@ from oncekey.engine.port import AsyncPort
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
 from oncekey.queues.aio.slots import Slots
 from oncekey.queues.broker import RECEIVE_WAIT_S, AsyncBroker, Settled
-from oncekey.queues.broker_faults import answered, is_cancelled
+from oncekey.queues.broker_faults import answered, asking, is_cancelled
 from oncekey.queues.broker_identity import async_bound_scope
 from oncekey.queues.consumer_base import (
     AWAITED_AT_START,
@@ -121,7 +121,8 @@ class AsyncConsumer(ConsumerBase):
         await AsyncPort(self._once).ready()
         if self._inbox is not None:
             await self._inbox.check()
-        facts = await answered(self._broker.facts())
+        with asking():
+            facts = await answered(self._broker.facts())
         scope = await async_bound_scope(self._once, self.settings, facts)
         return self._plan_for(facts, self._once, scope)
 

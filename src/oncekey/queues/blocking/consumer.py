@@ -22,6 +22,7 @@ from oncekey.engine.port import Port
 from oncekey.queues.blocking.done_messages import take_done
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import RECEIVE_WAIT_S, Broker, Settled
+from oncekey.queues.broker_faults import asking
 from oncekey.queues.broker_identity import bound_scope
 from oncekey.queues.consumer_base import (
     AWAITED_AT_START,
@@ -131,7 +132,8 @@ class Consumer(ConsumerBase):
         Port(self._once).ready()
         if self._inbox is not None:
             self._inbox.check()
-        facts = self._broker.facts()
+        with asking():
+            facts = self._broker.facts()
         scope = bound_scope(self._once, self.settings, facts)
         return self._plan_for(facts, self._once, scope)
 
@@ -247,10 +249,7 @@ class Consumer(ConsumerBase):
             self.stop()
 
     def _work_until_end(self, handler: MessageHandler) -> None:
-        while True:
-            entry = self._ready.get()
-            if entry is None:
-                return
+        while (entry := self._ready.get()) is not None:
             disposition = self._handle(entry, handler)
             if disposition is STOPPED and self._is_stopping:
                 # Given back now, it could come again by the long poll that is still under way.

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker_faults import is_fault
-from oncekey.queues.sqs.sqs_calls import Program, failure_of
+from oncekey.queues.sqs.sqs_calls import Program, failure_of, making_client
 
 T = TypeVar("T")
 
@@ -61,5 +61,6 @@ class AiobotocoreCalls:
                 from aiobotocore.session import get_session
 
                 context = get_session().create_client("sqs")
-            self._opened = await self._exit.enter_async_context(context)
+            with making_client():
+                self._opened = await self._exit.enter_async_context(context)
         return self._opened

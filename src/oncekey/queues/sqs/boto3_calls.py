@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.sqs.sqs_calls import Program, failure_of
+from oncekey.queues.sqs.sqs_calls import Program, failure_of, making_client
 
 T = TypeVar("T")
 
@@ -55,5 +55,6 @@ class Boto3Calls:
         if made is None:
             import boto3
 
-            made = self._made = boto3.client("sqs")
+            with making_client():
+                made = self._made = boto3.client("sqs")
         return made

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from oncekey.core.errors import OncekeyError
+from oncekey.core.errors import ConfigurationError, OncekeyError
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -125,6 +126,31 @@ _CAUSES: Final[dict[str, Cause]] = {
         Cause.NOT_OURS,
     ),
 }
+
+
+# What botocore raises where the settings of a client are wrong; nothing was asked of SQS yet.
+_WRONG_SETTINGS: Final = frozenset(
+    (
+        "ConfigNotFound",
+        "ConfigParseError",
+        "InvalidConfigError",
+        "InvalidRegionError",
+        "NoRegionError",
+        "ProfileNotFound",
+        "ValueError",
+    )
+)
+
+
+@contextmanager
+def making_client() -> Iterator[None]:
+    """Around the making of a client: wrong settings leave it as ConfigurationError."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ in _WRONG_SETTINGS:
+            raise ConfigurationError(f"the client of SQS cannot be made: {error}") from error
+        raise
 
 
 def failure_of(error: BaseException) -> CallFailed:
