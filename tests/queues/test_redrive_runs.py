@@ -14,6 +14,7 @@ from tests.queues.stream_queues import StreamQueues
 from tests.support import kafka_servers, redis_stores
 from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.servers import processes
+from tests.support.servers.elasticmq_server import elasticmq
 from tests.support.servers.sqs_server import sqs
 
 from oncekey import Once
@@ -85,6 +86,7 @@ class _ParkingSqs(SqsQueues):
 CASES: dict[str, Callable[[], Case]] = {
     "memory": _memory,
     "sqs": lambda: _of(_ParkingSqs(sqs().options())),
+    "elasticmq": lambda: _of(_ParkingSqs(elasticmq().options())),
     "rabbitmq": lambda: _of(RabbitQueues(rabbitmq().url)),
     "redis": lambda: _of(StreamQueues(redis_stores.valkey().url())),
 }

@@ -16,6 +16,7 @@ from oncekey.queues.sqs.dead_letters import (
     letter_entry,
     redrive_entry,
     source_of,
+    was_moved,
 )
 from oncekey.queues.sqs.sqs_message import attributes_of, message_of, message_of_record
 
@@ -146,3 +147,17 @@ def test_a_letter_that_sqs_itself_has_moved_tells_its_source() -> None:
     raw_moved = {**raw, "Attributes": {"DeadLetterQueueSourceArn": ARN}}
     assert source_of(message_of(raw_moved, "dead")) == ARN
     assert source_of(message_of(raw, "dead")) == ""
+
+
+def test_a_letter_that_sqs_made_of_a_message_that_was_moved_back_stays() -> None:
+    """SQS moves a message after too many receives, with the attributes that it has."""
+    letter = delivered(letter_entry(message(), FAILED, ARN, LARGE))
+    assert not was_moved(letter, "INC-7")
+    entry = redrive_entry(letter, "INC-7", LARGE)
+    assert entry is not None
+    by_sqs = delivered(entry)
+    assert was_moved(by_sqs, "INC-7")
+    assert not was_moved(by_sqs, "INC-8")
+    by_consumer = delivered(letter_entry(by_sqs, FAILED, ARN, LARGE))
+    assert was_moved(by_consumer, "INC-7")
+    assert not was_moved(by_consumer, "INC-8")

@@ -74,8 +74,9 @@ def unparked_entry(letter: Message, id: str, max_bytes: int) -> Entry:
 
 
 def was_moved(letter: Message, id: str) -> bool:
-    """True if this redrive has moved the message back once already."""
-    return letter.headers.get(MOVED_HEADER) == id
+    """True if this redrive has moved the message back once already. A letter that SQS itself has
+    made of it since, after too many receives, still has the header of the redrive."""
+    return id in (letter.headers.get(MOVED_HEADER), letter.headers.get(REDRIVE_HEADER))
 
 
 def source_of(letter: Message) -> str:
