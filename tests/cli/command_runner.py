@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from queue import Queue
 from typing import Any
 
+from tests.support.servers import processes
+
 PATIENCE_SECONDS = 240
 
 
@@ -54,7 +56,10 @@ class Running:
         return self.wait()
 
     def signal(self, how: signal.Signals) -> None:
-        self._process.send_signal(how)
+        if how == signal.SIGSTOP:
+            processes.suspend(self._process.pid)
+        else:
+            self._process.send_signal(how)
 
     def wait(self) -> int:
         return self._process.wait(PATIENCE_SECONDS)

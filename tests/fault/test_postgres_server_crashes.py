@@ -7,14 +7,12 @@ whose shutdown took too long, or by SIGKILL.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 
 import pytest
 from tests.fault.postgres_load import Load, lost
 from tests.support.postgres_adapters import StoreAdapters, fresh_server, make_claim, make_finish
-from tests.support.servers import Postgres
+from tests.support.servers import Postgres, processes
 
 from oncekey.core.guarantees import Level
 
@@ -45,7 +43,7 @@ def stop_writers(server: Postgres) -> None:
     writers = server.execute(WRITERS)
     assert len(writers) == 3
     for (pid,) in writers:
-        os.kill(pid, signal.SIGSTOP)
+        processes.suspend(pid)
 
 
 def run(server: Postgres, crashes: int) -> tuple[Load, list[str], int]:

@@ -65,8 +65,11 @@ class Workers:
             counts = effects.counts(pid)
             assert max(counts.values(), default=0) <= 1, counts
 
-    def signal(self, pid: int, number: signal.Signals) -> None:
-        os.kill(pid, number)
+    def pause(self, pid: int) -> None:
+        processes.suspend(pid)
+
+    def resume(self, pid: int) -> None:
+        os.kill(pid, signal.SIGCONT)
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)

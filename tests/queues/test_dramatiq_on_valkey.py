@@ -13,6 +13,7 @@ import pytest
 from tests.queues import moved_clock
 from tests.queues.dramatiq_workers import loaded_actors, start_dramatiq
 from tests.queues.moved_clock import MovedClock
+from tests.support.servers import processes
 from tests.support.servers.processes import Process, wait_until
 from tests.support.servers.redis_server import RedisServer
 from tests.support.servers.requirements import require
@@ -107,7 +108,7 @@ def test_message_of_a_paused_worker_does_not_run_elsewhere(
     actors.ship.send(name)
     wait_until(lambda: bool(effects(actors, name)), "the actor runs", WAIT_S)
     (owner,) = effects(actors, name)
-    os.kill(owner, signal.SIGSTOP)
+    processes.suspend(owner)
     try:
         wait_until(lambda: put_off(actors, name), "the other worker has put it off", WAIT_S)
     finally:

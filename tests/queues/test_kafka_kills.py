@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -121,14 +120,14 @@ def test_i1_a_stopped_member_that_wakes_up_is_fenced_and_commits_nothing(
     topic.send("a", "b", "c")
     zombie = workers.start(topic, gate=str(gate), lease=SHORT_LEASE, is_async=is_async)
     wait_for(lambda: bool(workers.effects(topic).all), "the first handler has begun")
-    workers.signal(zombie, signal.SIGSTOP)
+    workers.pause(zombie)
     heir = workers.start(topic, is_async=is_async)
     topic.send("d", "e", partition=1)
     topic.wait_until_done(SECONDS)
     assert outcome(workers, topic, "a") == heir  # it has taken over
     committed = topic.committed()
     gate.touch()
-    workers.signal(zombie, signal.SIGCONT)
+    workers.resume(zombie)
     topic.send("f", "g", "h", partition=2)  # under load, while the zombie joins again
     topic.wait_until_done(SECONDS)
     assert outcome(workers, topic, "a") == heir  # what the zombie brought was refused
@@ -191,12 +190,12 @@ def test_i1_i4_three_consumers_under_kills_and_pauses_handle_everything(
             workers.kill(victim)
             members[members.index(victim)] = start()
         else:
-            workers.signal(victim, signal.SIGSTOP)
+            workers.pause(victim)
             stopped.append(victim)
         for pid in set(stopped[:-1]) & set(members):
-            workers.signal(pid, signal.SIGCONT)
+            workers.resume(pid)
     for pid in set(stopped) & set(members):
-        workers.signal(pid, signal.SIGCONT)
+        workers.resume(pid)
     topic.wait_until_done(2 * SECONDS)
     workers.check_effects(topic, {str(order) for order in range(messages)})
     for pid in members:

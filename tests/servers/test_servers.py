@@ -25,6 +25,7 @@ from tests.support.servers import (
     pick_postgres,
     processes,
     require,
+    run_reaper,
 )
 
 
@@ -47,6 +48,21 @@ def all_notes(server: Postgres) -> list[str]:
 
 def are_gone(pids: list[int]) -> bool:
     return bool(pids) and not any(map(processes.is_running, pids))
+
+
+# --- signals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are found in /proc")
+def test_every_thread_of_a_suspended_process_stands_still() -> None:
+    script = "import threading; [threading.Thread(target=input).start() for _ in range(8)]; input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as busy:
+        tasks = Path(f"/proc/{busy.pid}/task")
+        processes.wait_until(lambda: len(list(tasks.iterdir())) == 9, "its threads run")
+        processes.suspend(busy.pid)
+        states = [run_reaper.stat(int(thread.name))[0] for thread in tasks.iterdir()]
+        busy.kill()
+    assert states == ["T"] * 9
 
 
 # --- ports ----------------------------------------------------------------------------------------

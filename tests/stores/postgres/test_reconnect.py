@@ -27,7 +27,7 @@ from tests.support.postgres_adapters import (
     make_claim,
     make_finish,
 )
-from tests.support.servers import Postgres, Proxy
+from tests.support.servers import Postgres, Proxy, processes
 from tests.support.servers.processes import free_port
 
 from oncekey.core.commands import Claimed, Done, Replay
@@ -261,7 +261,7 @@ def stop_before_the_lock_is_free(
         "SELECT pid FROM pg_locks WHERE granted AND mode = 'AccessExclusiveLock' "
         "AND relation = 'oncekey.records'::regclass"
     )
-    os.kill(holder, signal.SIGSTOP)
+    processes.suspend(holder)
     with ThreadPoolExecutor(1) as stopper:
         try:
             stopped = stopper.submit(postgres.stop, mode)

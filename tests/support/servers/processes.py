@@ -248,13 +248,17 @@ class Process:
         return [self.pid, *children_of(self.pid)] if self.is_running() else []
 
     def send(self, number: signal.Signals) -> None:
-        self.popen.send_signal(number)
+        """Send a signal. When this returns, a process that was to stop has stopped."""
+        if number == signal.SIGSTOP:
+            suspend(self.pid)
+        else:
+            self.popen.send_signal(number)
 
     def freeze(self) -> None:
         """Stop the server and its children, as when their machine hangs."""
         self.send(signal.SIGSTOP)  # first: a stopped process starts no more children
         for pid in children_of(self.pid):
-            send_if_there(pid, signal.SIGSTOP)
+            suspend(pid)
 
     def thaw(self) -> None:
         """Let them go on with what has arrived."""
@@ -299,6 +303,22 @@ class Process:
                 self.kill()
                 raise self.failure(f"was not ready after {seconds:g} s")
             time.sleep(_PAUSE_SECONDS)
+
+
+def suspend(pid: int) -> None:
+    """Stop a process by SIGSTOP, and wait until all its threads stand still. The signal is sent
+    before that, and on a busy machine they might answer something yet."""
+    send_if_there(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    if tasks.exists():
+        wait_until(lambda: _stands_still(tasks), f"{pid} stands still")
+
+
+def _stands_still(tasks: Path) -> bool:
+    threads = [int(thread.name) for thread in tasks.glob("[0-9]*")]
+    return all(
+        run_reaper.stat(thread)[:1] in ([], ["T"], ["t"], ["Z"], ["X"]) for thread in threads
+    )
 
 
 def send_if_there(pid: int, number: signal.Signals) -> None:
