@@ -135,6 +135,11 @@ FAULTS = {
         {"postgres.tables": "broken"},
         "history has row security; triggers that oncekey did not make: mine on records",
     ),
+    "rule": (
+        "CREATE RULE mine AS ON INSERT TO OURS.records DO INSTEAD NOTHING",
+        {"postgres.tables": "warning"},
+        "rules that oncekey did not make: mine on records",
+    ),
     "no index": (
         "DROP INDEX OURS.records_sweep",
         {"postgres.indexes": "warning"},
@@ -168,6 +173,11 @@ FAULTS = {
     ),
     "autovacuum off": (
         "ALTER TABLE OURS.records SET (autovacuum_enabled = false)",
+        {"postgres.autovacuum": "warning"},
+        "switched off for records",
+    ),
+    "autovacuum of large bodies off": (
+        "ALTER TABLE OURS.records SET (toast.autovacuum_enabled = off)",
         {"postgres.autovacuum": "warning"},
         "switched off for records",
     ),

@@ -49,10 +49,11 @@ RETENTION: Final = Check(
 )
 TABLES: Final = Check(
     "postgres.tables",
-    "whether the tables are as oncekey made them: columns, persistence, triggers, row security",
-    "an unlogged table is empty after a crash; a trigger or a row policy can change or hide "
-    "records, and a hidden key is a fresh key",
-    "ALTER TABLE ... SET LOGGED, DROP TRIGGER, DISABLE ROW LEVEL SECURITY; compare with "
+    "whether the tables are as oncekey made them: columns, persistence, triggers, rules, row "
+    "security",
+    "an unlogged table is empty after a crash; a trigger, a rule or a row policy can change or "
+    "hide records, and a hidden key is a fresh key",
+    "ALTER TABLE ... SET LOGGED, DROP TRIGGER, DROP RULE, DISABLE ROW LEVEL SECURITY; compare with "
     "`oncekey migrate --sql`",
 )
 FUNCTIONS: Final = Check(
@@ -95,6 +96,7 @@ class _Table(NamedTuple):
     has_row_security: bool
     options: str
     triggers: str
+    rules: str
     live: int
     dead: int
     is_readable: bool
@@ -107,11 +109,17 @@ class _Table(NamedTuple):
 
     @property
     def is_vacuumed(self) -> bool:
-        """False if autovacuum is switched off for this table. PostgreSQL keeps the word that was
-        given, and takes every beginning of a word that is clear: off, no, n, false, f, 0."""
+        """False if autovacuum is switched off for this table, or for its large bodies."""
         options = dict(option.partition("=")[::2] for option in self.options.split())
-        word = options.get("autovacuum_enabled", "on").lower()
-        return not (word == "0" or any(full.startswith(word) for full in ("off", "no", "false")))
+        words = [options.get(f"{where}autovacuum_enabled", "on") for where in ("", "toast.")]
+        return not any(map(_means_off, words))
+
+
+def _means_off(word: str) -> bool:
+    """PostgreSQL keeps the word that was given, and takes every beginning of a word that is clear:
+    off, no, n, false, f, 0."""
+    given = word.lower()
+    return given == "0" or any(full.startswith(given) for full in ("off", "no", "false"))
 
 
 def table_findings(session: CheckupSession, layout: Layout) -> Iterator[Finding]:
@@ -167,12 +175,16 @@ def _tables(session: CheckupSession, tables: list[_Table], expected: ExpectedSch
             broken.append(f"{table} lacks {', '.join(sorted(missing))}")
     broken += [f"{table.name} is unlogged" for table in tables if table.persistence == "u"]
     broken += [f"{table.name} has row security" for table in tables if table.has_row_security]
-    found = [f"{table.triggers} on {table.name}" for table in tables if table.triggers]
-    triggers = [f"triggers that oncekey did not make: {'; '.join(found)}"] if found else []
+    strange = []
+    for kind in ("triggers", "rules"):
+        named = [(getattr(table, kind), table.name) for table in tables]
+        found = [f"{names} on {table}" for names, table in named if names]
+        if found:
+            strange.append(f"{kind} that oncekey did not make: {'; '.join(found)}")
     if broken:
-        return TABLES.broken("; ".join([*broken, *triggers]))
-    if triggers:
-        return TABLES.warning(triggers[0])
+        return TABLES.broken("; ".join([*broken, *strange]))
+    if strange:
+        return TABLES.warning("; ".join(strange))
     return TABLES.ok(f"{len(tables)} tables as expected")
 
 

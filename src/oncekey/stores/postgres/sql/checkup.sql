@@ -44,11 +44,16 @@ SELECT who, extract(epoch FROM clock_timestamp() - since)::bigint FROM (
 ) open WHERE since < clock_timestamp() - $1::bigint * interval '1 second'
 ORDER BY since LIMIT 3;
 
+-- Large bodies lie in a table of their own, whose options are set as toast.NAME.
 -- name: tables
 SELECT c.relname::text, c.relkind::text, c.relpersistence::text, c.relrowsecurity,
-    coalesce(array_to_string(c.reloptions, ' '), ''),
+    concat_ws(' ', array_to_string(c.reloptions, ' '),
+        (SELECT string_agg('toast.' || option, ' ') FROM pg_catalog.pg_class t
+         CROSS JOIN unnest(t.reloptions) option WHERE t.oid = c.reltoastrelid)),
     (SELECT coalesce(string_agg(t.tgname, ', '), '') FROM pg_catalog.pg_trigger t
      WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
+    (SELECT coalesce(string_agg(r.rulename, ', '), '') FROM pg_catalog.pg_rewrite r
+     WHERE r.ev_class = c.oid),
     coalesce(s.n_live_tup, 0), coalesce(s.n_dead_tup, 0),
     has_table_privilege(c.oid, 'SELECT')
 FROM pg_catalog.pg_class c
