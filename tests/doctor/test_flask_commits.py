@@ -1,6 +1,6 @@
 """Doctor tells what commits in a Flask app, before and after an outcome is stored.
 
-The other frameworks are in test_app_checks.py and tests/http/test_django_late_commits.py.
+The other frameworks are in test_app_checks.py and tests/http/test_django_outer_layers.py.
 """
 
 from __future__ import annotations
