@@ -1,10 +1,11 @@
 """Doctor tells what commits in a Flask app, before and after an outcome is stored.
 
-The other frameworks are in test_app_checks.py and tests/http/test_django_late_commits.py.
+The other frameworks are in test_app_checks.py and tests/http/test_django_outer_layers.py.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,37 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask import request as flask_request
+from flask.views import MethodView
 from tests.doctor.findings import by_check
+from tests.http.outer_layers import HARMLESS, transactional
 
 from oncekey import Once
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.doctor.app_checks import app_findings
 from oncekey.http.flask import Idempotency as FlaskIdempotency
 from oncekey.http.flask import idempotent
+from oncekey.http.rules import Rule
 from oncekey.stores import sqlite
 from oncekey.stores.checkup import Finding, Severity
 
 DAY = 86_400_000_000
 GOOD = Guarantee(Level.TRANSACTIONAL, "on disk")
 Check = Callable[[Any], list[Finding]]
+
+
+@pytest.fixture(autouse=True)
+def _collect_views() -> Iterator[None]:
+    """A decorator belongs to no app, so a view that one test leaves is unserved in the next."""
+    yield
+    gc.collect()
+
+
+def empty() -> str:
+    return ""
+
+
+def unguarded() -> str:
+    return ""
 
 
 @pytest.fixture
@@ -118,3 +137,56 @@ def test_doctor_names_nothing_in_a_flask_app_that_commits_in_its_views(
 
     flask_shop.wsgi_app = Plain(flask_shop.wsgi_app)
     assert by_check(check(flask_shop))["app.late-commits"].severity is Severity.OK
+
+
+def test_doctor_names_a_decorator_around_a_guarded_view_of_flask_that_commits(
+    flask_shop: Any, check: Check
+) -> None:
+    def place() -> str:
+        return ""
+
+    flask_shop.post("/orders")(transactional(idempotent()(place)))
+    found = by_check(check(flask_shop))["app.late-commits"]
+    assert found.severity is Severity.WARNING
+    assert found.what.startswith("transactional.<locals>.committing (")
+    assert "place (" in found.what
+    assert "@idempotent above" in found.mend
+
+
+def test_doctor_names_a_view_class_of_flask_that_commits_around_its_guarded_method(
+    flask_shop: Any, check: Check
+) -> None:
+    class Orders(MethodView):
+        def dispatch_request(self, **kwargs: Any) -> Any:
+            answer = super().dispatch_request(**kwargs)
+            flask_request.session.commit()  # type: ignore[attr-defined]
+            return answer
+
+        @idempotent()
+        def post(self) -> str:
+            return ""
+
+    flask_shop.add_url_rule("/orders", view_func=Orders.as_view("orders"))
+    found = by_check(check(flask_shop))["app.late-commits"]
+    assert found.severity is Severity.WARNING
+    assert "Orders.dispatch_request (" in found.what
+    assert "Orders.post (" in found.what
+
+
+@pytest.mark.parametrize("harmless", HARMLESS)
+def test_doctor_names_no_decorator_of_a_guarded_view_that_does_not_commit_late(
+    flask_shop: Any, check: Check, harmless: Any
+) -> None:
+    flask_shop.post("/orders")(harmless(idempotent()(empty)))
+    flask_shop.post("/unguarded", endpoint="unguarded")(transactional(unguarded))
+    assert by_check(check(flask_shop))["app.late-commits"].severity is Severity.OK
+
+
+def test_doctor_knows_that_rules_are_outside_of_the_decorators_of_flasks_views(
+    url: str, check: Check
+) -> None:
+    app = Flask("shop")
+    with Once(url) as once:
+        FlaskIdempotency(app, once=once, caller=lambda environ: "me", rules=[Rule()])
+        app.post("/orders")(transactional(idempotent()(empty)))
+        assert by_check(check(app))["app.late-commits"].severity is Severity.OK

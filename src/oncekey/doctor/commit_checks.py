@@ -1,8 +1,9 @@
 """The check of where an app commits: inside of the guarded part of a request, or after it.
 
 An outcome waits for the exits of FastAPI's dependencies and for Flask's hooks. It cannot wait for a
-middleware around the guard, which sees the response when the outcome is stored, nor for the end of
-a transaction of Django around it. Nothing is called: a function is judged by the names in its code.
+middleware or a decorator around the guard, which sees the response when the outcome is stored, nor
+for the end of a transaction of Django around it. Nothing is called: a function is judged by the
+names in its code.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from oncekey.engine.function_code import mentions_commit
-from oncekey.http.guarded_views import guarded_views_in
+from oncekey.http.guarded_views import ServedView, guarded_views_in
+from oncekey.http.outer_layers import late_commits
 from oncekey.http.route_table import layers_of
 from oncekey.stores.checkup import Check, Finding
 
@@ -21,7 +23,8 @@ COMMITS: Final = Check(
     "whether the app commits after the outcome of a request is stored",
     "if that commit fails, retries get a success for rows that do not exist",
     "commit in the handler or in a dependency that yields, or put IdempotencyMiddleware (install) "
-    "outside of the middleware that commits; in Django put @idempotent above @transaction.atomic",
+    "outside of the middleware that commits; put @idempotent above decorators that commit, such as "
+    "@transaction.atomic",
 )
 
 
@@ -36,7 +39,7 @@ def commit_findings(app: Any, routes: list[Any]) -> Iterator[Finding]:
         return
     outside = [_name(one) for one in _outer_middlewares(app, routes) if _commits(one)]
     if outside:
-        yield COMMITS.warning(f"a middleware outside of the guard commits: {', '.join(outside)}")
+        yield COMMITS.warning(*_of_middlewares(outside))
         return
     delayed = [route.path for route in routes if _waits_for_background(route.framework_route)]
     if delayed:
@@ -47,6 +50,12 @@ def commit_findings(app: Any, routes: list[Any]) -> Iterator[Finding]:
         )
         return
     yield COMMITS.ok("nothing is known that does")
+
+
+def _of_middlewares(outside: list[str]) -> list[str]:
+    """What is wrong with the middlewares of these names, if there are any."""
+    named = f"a middleware outside of the guard commits: {', '.join(outside)}"
+    return [named] if outside else []
 
 
 def _outer_middlewares(app: Any, routes: list[Any]) -> Iterator[Any]:
@@ -98,8 +107,10 @@ def _flask_finding(app: Any, flask: Any, routes: list[Any]) -> Finding:
     teardown of a response that is not read to its end, nor for a WSGI middleware."""
     is_by_route = any(True for route in routes for _ in guarded_views_in(route.view))
     outside = [_qualified(one) for one in _outer_layers(app, flask, is_by_route) if _calls(one)]
-    if outside:
-        return COMMITS.warning(f"a middleware outside of the guard commits: {', '.join(outside)}")
+    views = () if _has_rules(flask) else [ServedView(one.view, None) for one in routes]
+    late = [*_of_middlewares(outside), *dict.fromkeys(text for _, text in late_commits(views))]
+    if late:
+        return COMMITS.warning("; ".join(late))
     torn_down = _committing(
         [*_hooks(flask.teardown_request_funcs), *flask.teardown_appcontext_funcs]
     )
@@ -113,6 +124,11 @@ def _flask_finding(app: Any, flask: Any, routes: list[Any]) -> Finding:
     if hooks:
         return COMMITS.ok(f"the guard calls what commits first: {', '.join(hooks)}")
     return COMMITS.ok("nothing is known that does")
+
+
+def _has_rules(flask: Any) -> bool:
+    """Whether our extension guards the app by rules, from outside of its views."""
+    return bool(getattr(flask.extensions.get("oncekey"), "has_rules", False))
 
 
 def _outer_layers(app: Any, flask: Any, is_by_route: bool) -> Iterator[Any]:
@@ -147,14 +163,16 @@ def _qualified(one: Any) -> str:
 
 
 def _django_finding() -> Finding:
-    """The transactions around guarded views, and the middlewares outside of the guard."""
+    """The transactions and decorators around guarded views, and the middlewares outside of the
+    guard."""
     project = import_module("oncekey.http.django.outer_transactions")
     late = project.late_transactions()
     if late:
         return COMMITS.broken("; ".join(late))
     outside = [name for name in project.outer_middlewares() if _middleware_commits(name)]
-    if outside:
-        return COMMITS.warning(f"a middleware outside of the guard commits: {', '.join(outside)}")
+    late = [*_of_middlewares(outside), *project.late_decorators()]
+    if late:
+        return COMMITS.warning("; ".join(late))
     return COMMITS.ok("nothing is known that does")
 
 

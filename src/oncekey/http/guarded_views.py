@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from types import FunctionType, MethodType
 from typing import Any, ClassVar, Final, NamedTuple
 from weakref import WeakSet
@@ -176,7 +177,7 @@ def guard_for_method(view: Any, method: str) -> GuardedView | None:
     own = guarded_view_of(view)
     if own is not None:
         return own if _applies(own, method) else None
-    view_class = next(filter(None, (getattr(view, name, None) for name in _CLASS_ATTRIBUTES)), None)
+    view_class = view_class_of(view)
     if view_class is None:
         candidates = guarded_views_in(view)
     else:
@@ -186,6 +187,12 @@ def guard_for_method(view: Any, method: str) -> GuardedView | None:
             found for member in members if member is not None for found in guarded_views_in(member)
         )
     return next((found for found in candidates if _applies(found, method)), None)
+
+
+def view_class_of(view: Any) -> type | None:
+    """The class that the view of a route was made of, or None."""
+    classes = (getattr(view, name, None) for name in _CLASS_ATTRIBUTES)
+    return next((one for one in classes if isinstance(one, type)), None)
 
 
 def _applies(view: GuardedView, method: str) -> bool:
@@ -231,6 +238,16 @@ def unwrapped(view: Any) -> Iterator[Any]:
         view = inner or getattr(view, "__wrapped__", None)
 
 
+def closure_of(function: Any) -> dict[str, Any]:
+    """What a function has in its closure, by name."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    found: dict[str, Any] = {}
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
+        with suppress(ValueError):  # not filled yet
+            found[name] = cell.cell_contents
+    return found
+
+
 def _reachable(view: Any) -> Iterator[Any]:
     """A view, the functions it wraps or has in its closure, and the methods of its class."""
     seen: set[int] = set()
@@ -249,13 +266,8 @@ def _reachable(view: Any) -> Iterator[Any]:
 def _contained(one: Any) -> list[Any]:
     found: list[Any] = []
     if isinstance(one, FunctionType):
-        for cell in one.__closure__ or ():
-            try:
-                content = cell.cell_contents
-            except ValueError:  # not filled yet
-                continue
-            if isinstance(content, (FunctionType, MethodType, functools.partial)):
-                found.append(content)
+        kinds = (FunctionType, MethodType, functools.partial)
+        found += [content for content in closure_of(one).values() if isinstance(content, kinds)]
     classes = (
         [one] if isinstance(one, type) else [getattr(one, name, None) for name in _CLASS_ATTRIBUTES]
     )

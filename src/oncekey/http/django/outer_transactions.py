@@ -4,26 +4,35 @@ Such a transaction is committed after the outcome is stored, and if that fails, 
 response for rows that do not exist (I16). middleware.py refuses it when a request with a key comes.
 This module finds it before, from the URL patterns and settings, for `manage.py check`, `runserver`
 and `oncekey doctor`. It calls no view, and sees `transaction.atomic` and ATOMIC_REQUESTS; what a
-decorator of the project's own or a middleware opens is left to the request.
+middleware opens is left to the request. A decorator of the project's own whose code names a commit
+may be harmless, so it is a warning, also of the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from types import FunctionType
 from typing import Any, Final
 
 from django.conf import settings
 from django.core import checks
+from django.core.signals import request_started
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from oncekey.http.django.served_views import project_views
+from oncekey.http.django.served_views import VIEWS, project_views
 from oncekey.http.django.settings import SETTING
-from oncekey.http.guarded_views import GuardedView, guarded_view_of, location_of, unwrapped
+from oncekey.http.outer_layers import (
+    COMMIT_REMEDY,
+    attached,
+    late_commits,
+    outer_layers,
+    warn_of_late_commits,
+)
 
 MIDDLEWARE: Final = "oncekey.http.django.IdempotencyMiddleware"
-_CLASS_ATTRIBUTES: Final = ("view_class", "cls")  # of Django, of REST framework
 _WRONG_ID: Final = "oncekey.E002"
+_LATE_ID: Final = "oncekey.W001"
+_REMEDY: Final = f"{COMMIT_REMEDY}, or leave the commit to @idempotent(transaction=True)"
+_told_of: tuple[int, str] | None = None
 
 
 def refusal(alias: str, view: str = "this guarded view") -> str:
@@ -39,7 +48,18 @@ def refusal(alias: str, view: str = "this guarded view") -> str:
 @checks.register(checks.Tags.urls)  # type: ignore[untyped-decorator]
 def _system_check(app_configs: Any, **_: Any) -> list[Any]:
     """The check of `manage.py check` and `runserver`."""
-    return [checks.Error(text, id=_WRONG_ID) for text in late_transactions()]
+    errors = [checks.Error(text, id=_WRONG_ID) for text in late_transactions()]
+    return errors + [checks.Warning(text, _REMEDY, id=_LATE_ID) for text in late_decorators()]
+
+
+def _warn_before_request(**_: Any) -> None:
+    """Log the same warnings before the first request, and again for views that were added since: a
+    project may be served without its checks."""
+    global _told_of
+    state = (VIEWS.version, settings.ROOT_URLCONF)
+    if state != _told_of and not is_guarded_by_middleware():
+        warn_of_late_commits(project_views(), _REMEDY)
+    _told_of = state
 
 
 def late_transactions() -> list[str]:
@@ -48,11 +68,20 @@ def late_transactions() -> list[str]:
         return []  # its guard is outside of every view
     found = {}
     for served in project_views():
-        for record, aliases in _guards_in(served.view):
+        for outer in outer_layers(served.view):
+            aliases = {alias for layer in outer.layers for alias in _atomic_aliases(layer)}
             for alias in sorted(aliases | _atomic_requests(served.view)):
-                if record.rule.guarded and alias != record.database:
-                    found[refusal(alias, location_of(record.function))] = True
+                if outer.guard.rule.guarded and alias != outer.guard.database:
+                    found[refusal(alias, outer.guarded)] = True
     return list(found)
+
+
+def late_decorators() -> list[str]:
+    """Return a sentence for each guarded view of the project with a decorator, or a `dispatch`,
+    around it that looks as if it commits."""
+    if is_guarded_by_middleware():
+        return []
+    return list(dict.fromkeys(text for _, text in late_commits(project_views())))
 
 
 def is_guarded_by_middleware() -> bool:
@@ -71,57 +100,18 @@ def _atomic_requests(view: Any) -> set[str]:
     }
 
 
-def _guards_in(view: Any) -> Iterator[tuple[GuardedView, set[str]]]:
-    """Each guarded function of a view, and the databases of the transactions around it."""
-    record, around = _guard_of(view)
-    if record is not None:
-        yield record, around
-        return
-    for name in _CLASS_ATTRIBUTES:
-        view_class = getattr(view, name, None)
-        if isinstance(view_class, type):
-            own, above = _guard_of(getattr(view_class, "dispatch", None))
-            if own is not None:
-                yield own, around | above
-            for method in _methods(view_class):
-                record, inner = _guard_of(method)
-                if record is not None and record is not own:
-                    yield record, around | above | inner
-
-
-def _methods(view_class: type) -> Iterator[FunctionType]:
-    for name in dir(view_class):
-        method = getattr(view_class, name, None)
-        if isinstance(method, FunctionType):
-            yield method
-
-
-def _guard_of(function: Any) -> tuple[GuardedView | None, set[str]]:
-    """The guard of a function, and the databases of the `atomic` decorators outside of it; without
-    a guard, of all of them."""
-    around: set[str] = set()
-    guard = guarded_view_of(function)  # functools.wraps copies it to every decorator above
-    for layer in unwrapped(function):
-        if guard is not None and guarded_view_of(layer) is None:
-            break
-        around.update(_atomic_aliases(layer))
-    return guard, around
-
-
 def _atomic_aliases(layer: Any) -> Iterator[str]:
-    for cell in getattr(layer, "__closure__", None) or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-        for one in content if isinstance(content, (list, tuple)) else (content,):
-            if one is transaction.atomic:
-                yield DEFAULT_DB_ALIAS
-            elif isinstance(one, transaction.Atomic):
-                yield one.using or DEFAULT_DB_ALIAS
+    for one in attached(layer):
+        if one is transaction.atomic:
+            yield DEFAULT_DB_ALIAS
+        elif isinstance(one, transaction.Atomic):
+            yield one.using or DEFAULT_DB_ALIAS
 
 
 def outer_middlewares() -> Iterable[str]:
     """The names of the middlewares that a guard of this project is inside of."""
     names = list(settings.MIDDLEWARE)
     return names[: names.index(MIDDLEWARE)] if is_guarded_by_middleware() else names
+
+
+request_started.connect(_warn_before_request, dispatch_uid=__name__)

@@ -100,6 +100,7 @@ class Idempotency:
         self.unserved = unserved
         self.caller = caller
         self._rules = None if rules is None else tuple(rules)
+        self.has_rules = rules is not None
         self._options: dict[str, Any] = {
             "operation": operation,
             "policy_url": policy_url,

@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 
 from flask import Blueprint, Flask, request_started
 
-from oncekey.http.guarded_views import GuardedViews, ServedView
+from oncekey.http.guarded_views import GuardedViews, ServedView, closure_of
+from oncekey.http.outer_layers import warn_of_late_commits
 from oncekey.http.route_table import app_views
 
 EXTENSION: Final = "oncekey"  # the name of our extension in `app.extensions`
@@ -28,11 +29,14 @@ _checked: Final[WeakKeyDictionary[Flask, tuple[int, int]]] = WeakKeyDictionary()
 
 def check_app(app: Flask) -> None:
     """Raise ConfigurationError if the app serves a decorated function unguarded, or if no route
-    serves it."""
+    serves it. Log which decorators of guarded views commit too late."""
     extension = app.extensions.get(EXTENSION)
     # An app without our extension may still serve the undecorated form of a guarded function.
     unserved = getattr(extension, "unserved", "allow")
-    VIEWS.check(app_views([app]), unserved=unserved)
+    served = app_views([app])
+    VIEWS.check(served, unserved=unserved)
+    if not getattr(extension, "has_rules", False):  # by which views are guarded from outside
+        warn_of_late_commits(served)
 
 
 def _check_before_request(app: Flask, **_: Any) -> None:
@@ -62,14 +66,7 @@ def _deferred_view(deferred: Callable[..., Any]) -> ServedView:
     """The view that a blueprint will register with its app. A blueprint has the arguments of
     `add_url_rule` in a closure. Any other deferred function leads to no guarded function, or to one
     whose methods are not known yet."""
-    names = getattr(getattr(deferred, "__code__", None), "co_freevars", ())
-    cells = getattr(deferred, "__closure__", None) or ()
-    arguments: dict[str, Any] = {}
-    for name, cell in zip(names, cells, strict=True):
-        try:
-            arguments[name] = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
+    arguments = closure_of(deferred)
     view, options = arguments.get("view_func"), arguments.get("options")
     if view is None or not isinstance(options, dict):
         return ServedView(deferred, None)
