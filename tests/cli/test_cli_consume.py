@@ -281,12 +281,12 @@ class Late(QuickBroker):
         if self.missing >= 0:
             raise BrokerUnavailable("nothing answers at 127.0.0.1:5672")
         return super().facts()
-class Odd(QuickBroker):
-    def facts(self):
+class Odd(Consumer):
+    def run(self):
         raise ValueError("a driver's own error")
 late_queue = Late("late")
 starts_first = Consumer(once, ship, late_queue, name="starts_first", **options)
-odd = Consumer(once, ship, Odd("odd"), name="odd", **options)
+odd = Odd(once, ship, QuickBroker("odd"), name="odd", **options)
 nameless = Consumer(
     once, ship, MemoryBroker(facts=BrokerFacts("nameless")), name="nameless", key="delivery"
 )

@@ -198,7 +198,7 @@ def _reserve(port: int) -> socket.socket | None:
     return reservation
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
     """Poll until the condition holds; `what` describes it in the error after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
@@ -293,7 +293,7 @@ class Process:
     def failure(self, what: str) -> ServerFailed:
         return ServerFailed(f"{self.name} {what}\n{tail(self.log)}")
 
-    def wait_ready(self, ready: Callable[[], bool], seconds: float = 60) -> None:
+    def wait_ready(self, ready: Callable[[], bool], seconds: float = 120) -> None:
         """Wait until the server is ready; raise with its log if it ends or takes too long."""
         end = time.monotonic() + seconds
         while not ready():
