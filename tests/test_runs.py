@@ -20,8 +20,8 @@ from tests.support.run_seed import run_seed, seed_of
 from tests.support.servers import processes
 
 ROOT = Path(__file__).parents[1]
-GREEN = Run("2026-01-02 03:04:05", "1234567", 7, True, 61.0, 0, 12, 2, [])
-RED = Run("2026-01-02 03:05:06", "1234567", 8, True, 62.0, 1, 12, 2, ["tests.a::test_b"])
+GREEN = Run("2026-01-02 03:04:05", "1234567", 7, True, 61.0, 0, 12, 2, [], "3.11.7")
+RED = Run("2026-01-02 03:05:06", "1234567", 8, True, 62.0, 1, 12, 2, ["tests.a::test_b"], "3.11.7")
 
 
 # --- seeds and order ------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_the_table_counts_what_failed_and_the_green_runs_at_the_end() -> None:
 
 def test_a_run_without_any_test_is_not_green(tmp_path: Path) -> None:
     assert counts(tmp_path / "missing.xml") == (0, 0, [])
-    assert not Run("", "", 1, False, 1.0, 0, 0, 0, []).is_green
+    assert not Run("", "", 1, False, 1.0, 0, 0, 0, [], "").is_green
 
 
 def test_failures_errors_and_skips_are_read_from_junit(tmp_path: Path) -> None:

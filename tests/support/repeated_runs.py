@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -55,6 +56,7 @@ class Run:
     tests: int
     skipped: int
     failed: list[str]
+    python: str
 
     @property
     def is_green(self) -> bool:
@@ -98,7 +100,8 @@ def _run(seed: int, load: bool, selection: Sequence[str]) -> Run:
     status = run_logged([*command, f"--junitxml={junit}", *selection], log, environment)
     seconds = round(time.monotonic() - clock, 1)
     tests, skipped, failed = counts(junit)
-    return Run(began, _commit(), seed, load, seconds, status, tests, skipped, failed)
+    python = platform.python_version()
+    return Run(began, _commit(), seed, load, seconds, status, tests, skipped, failed, python)
 
 
 def run_logged(
@@ -133,7 +136,7 @@ def counts(junit: Path) -> tuple[int, int, list[str]]:
 
 def table(runs: Sequence[Run]) -> list[str]:
     """Return the runs, a line each, and then what failed, with how often."""
-    lines = [f"{'began':19}  {'commit':12}  {'seed':>7}  load  {'took':>9}  result"]
+    lines = [f"{'began':19}  {'commit':12}  {'python':6}  {'seed':>7}  load  {'took':>9}  result"]
     lines += [_line(run) for run in runs]
     green = 0
     for run in reversed(runs):
@@ -159,7 +162,7 @@ def _line(run: Run) -> str:
     if run.status and not run.failed:
         result += f" (pytest ended with {run.status})"
     load, took = "yes" if run.load else "no", minutes(run.seconds)
-    return f"{run.began:19}  {run.commit:12}  {run.seed:7d}  {load:4}  {took:>9}  {result}"
+    return f"{run.began:19}  {run.commit:12}  {run.python:6}  {run.seed:7d}  {load:4}  {took:>9}  {result}"
 
 
 def minutes(seconds: float) -> str:

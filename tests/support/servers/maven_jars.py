@@ -171,7 +171,8 @@ def _run(command: list[str], work: Path) -> None:
         done = subprocess.run(
             command,
             cwd=work,
-            env=clean_environment(),
+            # Java would leave a folder of its figures in /tmp.
+            env=clean_environment({"MAVEN_OPTS": "-XX:-UsePerfData"}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
