@@ -17,7 +17,7 @@ import click
 
 from oncekey import ConfigurationError, KeyStatus, StoreUnavailable
 from oncekey.cli.command_input import STORE_ENV
-from oncekey.cli.output import UsageProblem
+from oncekey.cli.output import UsageProblem, utc
 from oncekey.cli.store_access import has_records, open_store, secret_from
 from oncekey.core.codec import JSON
 from oncekey.core.commands import Look, Seen
@@ -180,9 +180,7 @@ def _find_client_key(store: Store, choice: KeyChoice, key: str) -> FoundKeys:
 
 
 def _tried(search: KeySearch) -> str:
-    back = (
-        "" if search.since is None else f", back to {time_of(search.since):%Y-%m-%d %H:%M:%S} UTC"
-    )
+    back = "" if search.since is None else f", back to {utc(time_of(search.since))}"
     every = "all" if search.since is None else "the newest"
     return (
         f"tried {search.pairs:,} pairs of scope and operation, those of {every} "

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from oncekey.cli.output import counted, utc
 from oncekey.core.notes import lines
 from oncekey.core.step_format import StepStatus
 from oncekey.engine.key_list import KeySummary, Listing
@@ -194,8 +195,7 @@ class Redacted:
     redacted: bool = True
 
     def __str__(self) -> str:
-        size = f"{self.bytes:,} {'byte' if self.bytes == 1 else 'bytes'}"
-        return f"({self.type}, {size}; --bodies shows it)"
+        return f"({self.type}, {counted(self.bytes, 'byte')}; --bodies shows it)"
 
 
 def _shown(status: KeyStatus, *, bodies: bool) -> KeyStatus:
@@ -236,7 +236,7 @@ def when(at: datetime) -> str:
     """A time and how far away it is, because nobody subtracts time stamps well at night."""
     seconds = (at - datetime.now(UTC)).total_seconds()
     words = f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC ({words})"
+    return f"{utc(at)} ({words})"
 
 
 def span(seconds: float) -> str:

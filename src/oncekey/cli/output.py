@@ -170,6 +170,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def utc(at: datetime) -> str:
+    """A time as people read it, to the second."""
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def counted(count: int, noun: str) -> str:
+    """How many there are of what the noun names, with its plural."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def _text(text: str, style: str = "") -> Text:
     from rich.text import Text
 

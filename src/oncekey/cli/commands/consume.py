@@ -20,7 +20,7 @@ import click
 
 from oncekey.cli.command_input import TRACEBACK_ENV, duration, import_object
 from oncekey.cli.consumer_group import ConsumerGroup, Member, MemberFigures, members_of, text_of
-from oncekey.cli.output import ExitCode, Output, error_line
+from oncekey.cli.output import ExitCode, Output, error_line, utc
 from oncekey.cli.password_redaction import redact_remembered
 from oncekey.cli.signals import StopRequest, stop_on_signal
 from oncekey.core.errors import OncekeyError
@@ -253,7 +253,7 @@ class ConsumeReport:
 
     def _line(self, text: str) -> None:
         with self._lock:
-            self._out.line_above(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {text}")
+            self._out.line_above(f"{utc(datetime.now(UTC))}  {text}")
 
     def _event(self, name: str, **fields: Any) -> None:
         with self._lock:

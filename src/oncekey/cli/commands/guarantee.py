@@ -17,7 +17,7 @@ from oncekey.cli.command_input import (
     why_option,
     yes_option,
 )
-from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line
+from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line, utc
 from oncekey.cli.password_redaction import redact_url
 from oncekey.cli.store_access import has_records, inspect, store_function
 from oncekey.engine.store_urls import moving_urls, store_module
@@ -141,8 +141,8 @@ def _report(out: Output, url: str, forgot: str | None) -> None:
 def _row(sighting: Sighting) -> dict[str, str]:
     return {
         "replica": str(sighting.replica),
-        "first seen": f"{_time(sighting.first_seen):%Y-%m-%d %H:%M:%S} UTC",
-        "last seen": f"{_time(sighting.last_seen):%Y-%m-%d %H:%M:%S} UTC, or up to an hour later",
+        "first seen": utc(_time(sighting.first_seen)),
+        "last seen": f"{utc(_time(sighting.last_seen))}, or up to an hour later",
     }
 
 

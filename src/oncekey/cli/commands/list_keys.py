@@ -10,7 +10,7 @@ import click
 
 from oncekey.cli.command_input import json_option, url_argument
 from oncekey.cli.key_report import listing_table
-from oncekey.cli.output import Output, error_line, printable, rich_table
+from oncekey.cli.output import Output, counted, error_line, printable, rich_table, utc
 from oncekey.cli.signals import StopRequest, stop_on_signal
 from oncekey.cli.store_access import has_records, open_store, warn_of_move
 from oncekey.core.errors import StoreUnavailable
@@ -158,7 +158,7 @@ def _print_all(out: Output, store: Store, query: Query, limit: int, after: str |
             if after is None:
                 break
     if not out.as_json:
-        out.line(f"{count:,} {'key' if count == 1 else 'keys'}; looked at all claims")
+        out.line(f"{counted(count, 'key')}; looked at all claims")
 
 
 def _print_page(out: Output, listing: Listing) -> None:
@@ -172,11 +172,11 @@ def _reach(listing: Listing, limit: int, *, from_newest: bool) -> str:
     """How many keys the listing has, and how far it has looked: an empty page is not an empty
     store."""
     count = len(listing.keys)
-    keys = f"{count:,} {'key' if count == 1 else 'keys'}"
+    keys = counted(count, "key")
     if listing.next is None:
         rest = "" if from_newest else " that are older than --after"
         return f"{keys}; looked at all claims{rest}"
-    back = f"back to {time_of(Cursor.parse(listing.next).fence):%Y-%m-%d %H:%M:%S} UTC"
+    back = f"back to {utc(time_of(Cursor.parse(listing.next).fence))}"
     if count == limit:
         return f"{keys}, {back}; more: --after {listing.next}"
     which = "the newest " if from_newest else ""
@@ -231,8 +231,7 @@ def _drawing(listing: Listing, limit: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    at = f"{listing.now:%Y-%m-%d %H:%M:%S} UTC  "
-    below = Text(at + _reach(listing, limit, from_newest=True), "dim")
+    below = Text(f"{utc(listing.now)}  {_reach(listing, limit, from_newest=True)}", "dim")
     return Group(rich_table(*listing_table(listing)), below) if listing.keys else below
 
 
@@ -254,7 +253,7 @@ def _print_changes(
 
 def _print_change(out: Output, listing: Listing, limit: int) -> None:
     if not out.as_json:
-        out.line(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
+        out.line(utc(datetime.now(UTC)))
     _print_page(out, listing)
     if not out.as_json:
         out.line(_reach(listing, limit, from_newest=True))

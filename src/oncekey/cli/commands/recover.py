@@ -13,7 +13,7 @@ import click
 
 from oncekey import AsyncOnce, Completed, Completion, Once
 from oncekey.cli.command_input import duration, import_object, json_option
-from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line
+from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line, utc
 from oncekey.cli.signals import stop_on_signal
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
@@ -116,8 +116,7 @@ def _reporter(out: Output, show: Callable[[str], None]) -> Callable[[Completion]
 def _line(done: Completion) -> str:
     scope = f" of {done.scope}" if done.scope else ""
     why = f": {done.detail}" if done.detail else ""
-    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return f"{at}  {done.operation} [{done.tag}]{scope} {done.outcome}{why}"
+    return f"{utc(datetime.now(UTC))}  {done.operation} [{done.tag}]{scope} {done.outcome}{why}"
 
 
 def _summary(completed: Completed) -> str:

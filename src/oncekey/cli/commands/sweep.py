@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 
 from oncekey.cli.command_input import duration, json_option, url_argument
-from oncekey.cli.output import Output, UsageProblem, error_line
+from oncekey.cli.output import Output, UsageProblem, counted, error_line, utc
 from oncekey.cli.password_redaction import redact_url
 from oncekey.cli.signals import StopRequest, stop_on_signal
 from oncekey.cli.store_access import has_records, open_store
@@ -110,7 +110,7 @@ def _report(out: Output, url: str, done: SweepResult) -> None:
     if out.as_json:
         out.data({"store": redact_url(url), "removed": done.removed, "batches": done.batches})
     else:
-        out.line(f"{_records(done.removed)} removed from {redact_url(url)}")
+        out.line(f"{counted(done.removed, 'record')} removed from {redact_url(url)}")
 
 
 def _report_sweep(out: Output, url: str, tier: str, done: SweepResult) -> None:
@@ -120,13 +120,9 @@ def _report_sweep(out: Output, url: str, tier: str, done: SweepResult) -> None:
         counts = {"elected": done.elected, "removed": done.removed, "batches": done.batches}
         out.event({**event, **counts})
     elif done.elected:
-        out.line(f"{at:%Y-%m-%d %H:%M:%S} UTC  {_records(done.removed)} removed")
+        out.line(f"{utc(at)}  {counted(done.removed, 'record')} removed")
     else:
-        out.line(f"{at:%Y-%m-%d %H:%M:%S} UTC  another process sweeps this store; standing by")
-
-
-def _records(count: int) -> str:
-    return f"{count:,} {'record' if count == 1 else 'records'}"
+        out.line(f"{utc(at)}  another process sweeps this store; standing by")
 
 
 # --- the loop -------------------------------------------------------------------------------------
