@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.core.recovery import Recovery, UnknownKey
     from oncekey.core.step_format import StepResult, StepStatus
-    from oncekey.engine.administration import HttpAnswer
-    from oncekey.engine.aio.attempt import AsyncAttempt
-    from oncekey.engine.aio.once import AsyncOnce
-    from oncekey.engine.blocking.attempt import Attempt
-    from oncekey.engine.blocking.once import Once
-    from oncekey.engine.completer_base import Completed, Completion
-    from oncekey.engine.context import current_attempt, current_step
-    from oncekey.engine.key_list import KeySummary, Listing
-    from oncekey.engine.key_status import KeyStatus
+    from oncekey.engine.async_once import AsyncOnce
+    from oncekey.engine.attempts.async_attempt import AsyncAttempt
+    from oncekey.engine.attempts.attempt import Attempt
+    from oncekey.engine.attempts.attempt_base import current_attempt, current_step
+    from oncekey.engine.background.completion_flow import Completed, Completion
+    from oncekey.engine.event_bus import Observer
+    from oncekey.engine.keys.administration import HttpAnswer
+    from oncekey.engine.keys.key_list import KeySummary, Listing
+    from oncekey.engine.keys.key_status import KeyStatus
+    from oncekey.engine.keys.store_stats import Stats
     from oncekey.engine.new_key import new_key
-    from oncekey.engine.observers import Observer
+    from oncekey.engine.once import Once
     from oncekey.engine.registry import Operation
     from oncekey.engine.results import Result
-    from oncekey.engine.store_stats import Stats
 
 __version__ = "0.1.0"
 
@@ -118,20 +118,20 @@ _HOMES = {
     "core.policy": "Policy",
     "core.recovery": "Recovery UnknownKey",
     "core.step_format": "StepResult StepStatus",
-    "engine.administration": "HttpAnswer",
-    "engine.aio.attempt": "AsyncAttempt",
-    "engine.aio.once": "AsyncOnce",
-    "engine.blocking.attempt": "Attempt",
-    "engine.blocking.once": "Once",
-    "engine.completer_base": "Completed Completion",
-    "engine.context": "current_attempt current_step",
-    "engine.key_list": "KeySummary Listing",
-    "engine.key_status": "KeyStatus",
+    "engine.async_once": "AsyncOnce",
+    "engine.attempts.async_attempt": "AsyncAttempt",
+    "engine.attempts.attempt": "Attempt",
+    "engine.attempts.attempt_base": "current_attempt current_step",
+    "engine.background.completion_flow": "Completed Completion",
+    "engine.event_bus": "Observer",
+    "engine.keys.administration": "HttpAnswer",
+    "engine.keys.key_list": "KeySummary Listing",
+    "engine.keys.key_status": "KeyStatus",
+    "engine.keys.store_stats": "Stats",
     "engine.new_key": "new_key",
-    "engine.observers": "Observer",
+    "engine.once": "Once",
     "engine.registry": "Operation",
     "engine.results": "Result",
-    "engine.store_stats": "Stats",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 

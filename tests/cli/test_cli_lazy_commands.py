@@ -42,9 +42,11 @@ RESOLVE_IMPORTS = {
 # no operation.
 RESOLVE_PACKAGES = ("oncekey.core", "oncekey.engine", "oncekey.stores")
 RESOLVE_EXCEPT = (
-    "oncekey.engine.aio",
-    "oncekey.engine.blocking",
+    "oncekey.engine.async_once",
+    "oncekey.engine.attempts",
+    "oncekey.engine.background",
     "oncekey.engine.jobs",
+    "oncekey.engine.once",
     "oncekey.stores.etcd",
     "oncekey.stores.memory",
     "oncekey.stores.move",

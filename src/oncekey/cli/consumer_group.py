@@ -19,7 +19,7 @@ from typing import Any, Final
 from oncekey import AsyncOnce, Event, EventKind, Once
 from oncekey.cli.command_input import import_object
 from oncekey.cli.output import UsageProblem
-from oncekey.engine.aio.once import DRAIN_DEFAULT
+from oncekey.engine.async_once import DRAIN_DEFAULT
 from oncekey.queues import AsyncConsumer, Consumer
 from oncekey.queues.consumer_base import ConsumerBase
 from oncekey.queues.consumer_settings import SURFACE

@@ -16,10 +16,10 @@ from oncekey.cli.store_access import has_records, open_store, warn_of_move
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.search import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Cursor, Query
 from oncekey.core.store import Store
-from oncekey.engine.administration import list_keys as page_of_keys
-from oncekey.engine.administration import run_plan
-from oncekey.engine.key_list import STATES, KeySummary, Listing, query_of
-from oncekey.engine.key_status import time_of
+from oncekey.engine.keys.administration import list_keys as page_of_keys
+from oncekey.engine.keys.administration import run_plan
+from oncekey.engine.keys.key_list import STATES, KeySummary, Listing, query_of
+from oncekey.engine.keys.key_status import time_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

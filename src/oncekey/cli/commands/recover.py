@@ -17,7 +17,7 @@ from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line, utc
 from oncekey.cli.signals import stop_on_signal
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT
+from oncekey.engine.background.completion_flow import COMPLETE_LIMIT_DEFAULT
 from oncekey.engine.port import AsyncPort
 
 OnCompletion = Callable[[Completion], object]

@@ -10,7 +10,7 @@ from oncekey.cli.commands.resolve import decide_chosen
 from oncekey.cli.key_choice import KeyChoice, key_options
 from oncekey.cli.output import Output
 from oncekey.core.record import State
-from oncekey.engine.administration import FREE, Resolution, releasable
+from oncekey.engine.keys.administration import FREE, Resolution, releasable
 
 
 @click.command()

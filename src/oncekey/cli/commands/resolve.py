@@ -31,7 +31,7 @@ from oncekey.core.answer import JSON_CODECS
 from oncekey.core.codec import JSON
 from oncekey.core.record import State
 from oncekey.core.store import Store
-from oncekey.engine.administration import (
+from oncekey.engine.keys.administration import (
     Resolution,
     check_decidable,
     check_unknown,

@@ -13,7 +13,7 @@ from oncekey.cli.key_report import key_rows, past_rows, status_data, status_tabl
 from oncekey.cli.output import ExitCode, Output
 from oncekey.cli.store_access import warn_of_move
 from oncekey.core.codec import JSON
-from oncekey.engine.administration import history_of, run_plan
+from oncekey.engine.keys.administration import history_of, run_plan
 
 
 @click.command()

@@ -16,7 +16,7 @@ from oncekey.cli.output import Output
 from oncekey.cli.password_redaction import redact_url
 from oncekey.cli.store_access import has_records, open_store
 from oncekey.core.search import MEASURE_MAX, PAGE_LIMIT_MAX
-from oncekey.engine.administration import measure_store, note_of_move, run_plan
+from oncekey.engine.keys.administration import measure_store, note_of_move, run_plan
 
 # A sweeper runs every few minutes; what has waited for longer was forgotten.
 SWEEP_BEHIND_SECONDS: Final = 3_600.0

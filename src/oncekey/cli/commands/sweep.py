@@ -24,7 +24,7 @@ from oncekey.cli.store_access import has_records, open_store
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
-from oncekey.engine.sweeper_base import pause_after
+from oncekey.engine.background.sweeper import pause_after
 
 TIERS = ("all", "keys", "audit")
 # A process that was not elected asks again after this time, or after a shorter period.
