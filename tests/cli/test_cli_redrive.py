@@ -12,7 +12,7 @@ from tests.cli.command_runner import at_terminal
 from tests.cli.conftest import Command
 from tests.cli.queue_shop import environment_of, imported, write_shop
 
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.queues import Kind, Message
 from oncekey.queues.redrive import REDRIVE_HEADER
 

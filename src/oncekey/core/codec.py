@@ -19,6 +19,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from oncekey.core.errors import NotReplayable
 from oncekey.core.json_encoder import SCALARS, make_encode, refuse_nontext_keys
 
 ENVELOPE_VERSION = 1
@@ -174,6 +175,32 @@ def unpack(body: bytes) -> Stored:
     except (ValueError, KeyError, TypeError, RecursionError):
         return Unreadable("the stored outcome is damaged")
     return Unreadable(f"the stored outcome is of unknown kind {body[1]}")
+
+
+def value_of(stored: StoredValue, codec: Codec) -> Any:
+    """The decoded value; raises NotReplayable if it cannot be decoded."""
+    if stored.codec != codec.name:
+        codec = _older(codec, stored.codec)
+    try:
+        return codec.load(stored.data)
+    except Exception as error:  # the codec may be the user's
+        raise NotReplayable(undecodable(error)) from error
+
+
+def _older(codec: Codec, name: str) -> Codec:
+    """The codec of this name among those that `codec` has replaced."""
+    for older in getattr(codec, "older", ()):
+        if older.name == name:
+            found: Codec = older
+            return found
+    raise NotReplayable(
+        f"the answer was stored by codec {name!r}, this operation uses {codec.name!r}"
+    )
+
+
+def undecodable(error: Exception) -> str:
+    """What an error says whose cause is that a codec could not read a stored answer."""
+    return f"the stored answer cannot be decoded: {type(error).__name__}: {error}"
 
 
 def _head(kind: Kind, name: bytes) -> bytes:

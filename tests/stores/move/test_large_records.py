@@ -13,7 +13,7 @@ from tests.support.postgres_stores import RING, open_blocking
 from tests.support.servers import processes
 
 from oncekey import ConfigurationError, NotReplayable, Once, Policy
-from oncekey.cli.copy_loop import CopyProgress, copy_all
+from oncekey.cli.commands.copy import CopyProgress, copy_all
 from oncekey.core.codec import JSON, Tombstone, pack_bytes, unpack
 from oncekey.core.commands import (
     Claimed,

@@ -6,10 +6,8 @@ from typing import Any
 
 import click
 
-from oncekey.cli.command_options import json_option
-from oncekey.cli.import_object import import_object
-from oncekey.cli.open_store import UsageProblem
-from oncekey.cli.output import Output
+from oncekey.cli.command_input import import_object, json_option
+from oncekey.cli.output import Output, UsageProblem
 
 
 @click.command()

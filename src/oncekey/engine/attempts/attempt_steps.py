@@ -26,6 +26,7 @@ from oncekey.core.codec import (
     Tombstone,
     pack_value,
     unpack,
+    value_of,
 )
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.effects import Returned
@@ -47,7 +48,6 @@ from oncekey.core.step_format import (
     result_facts,
     unpack_step,
 )
-from oncekey.engine.results import value_of
 
 if TYPE_CHECKING:
     from oncekey.engine.attempts.attempt_base import AttemptBase

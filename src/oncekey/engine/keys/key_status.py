@@ -12,13 +12,12 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from oncekey.core.answer import answer_of
-from oncekey.core.codec import JSON, Codec, StoredValue, unpack
+from oncekey.core.codec import JSON, Codec, StoredValue, unpack, value_of
 from oncekey.core.commands import Seen
 from oncekey.core.errors import OncekeyError
 from oncekey.core.record import Record, State, Step
 from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import ARGUMENTS, StepStatus, unpack_step
-from oncekey.engine.results import value_of
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 

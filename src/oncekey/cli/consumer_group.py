@@ -1,8 +1,9 @@
-"""The loop of `oncekey consume`: runs consumers side by side until they are stopped.
-Prints nothing.
+"""The consumers and publishers that a command names, the group in which they run side by side, and
+the figures of each.
 
 Consumers of threads have a thread each, those of tasks share one event loop in a thread of its own,
-so that the main thread is free for signals. When all have ended, their engines are closed.
+so that the main thread is free for signals. When all have ended, their engines are closed. Nothing
+is printed here.
 """
 
 from __future__ import annotations
@@ -10,13 +11,29 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
-from oncekey import AsyncOnce, Once
-from oncekey.cli.open_store import UsageProblem
+from oncekey import AsyncOnce, Event, EventKind, Once
+from oncekey.cli.command_input import import_object
+from oncekey.cli.output import UsageProblem
 from oncekey.engine.async_once import DRAIN_DEFAULT
+from oncekey.queues import AsyncConsumer, Consumer
+from oncekey.queues.consumer_base import ConsumerBase
+from oncekey.queues.consumer_settings import SURFACE
+from oncekey.queues.disposition import Kind
+
+RATE_SECONDS: Final = 1.0  # the shortest time that a rate is measured over
+_FIGURES: Final = {
+    Kind.REMOVE: "removed",
+    Kind.RETRY: "retried",
+    Kind.HIDE: "hidden",
+    Kind.DEAD_LETTER: "dead_letters",
+    Kind.PARK: "parked",
+    Kind.GIVE_BACK: "given_back",
+}
 
 
 class Member:
@@ -66,6 +83,19 @@ def members_of(found: Any, name: str) -> list[Member]:
             "that returns one"
         )
     return [Member(found, name)]
+
+
+def consumer_of(name: str) -> Consumer | AsyncConsumer:
+    """The one consumer that MODULE:CONSUMER names."""
+    members = members_of(import_object(name), name)
+    if len(members) > 1:
+        raise UsageProblem(f"{name} is a list of {len(members)}; name one consumer")
+    target = members[0].target
+    if not isinstance(target, (Consumer, AsyncConsumer)):
+        raise UsageProblem(
+            f"{name} is of type {type(target).__name__}, which has no dead letters; name a consumer"
+        )
+    return target
 
 
 class ConsumerGroup:
@@ -187,3 +217,52 @@ class ConsumerGroup:
         else:
             member.end(None)
         self._on_end()
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+class MemberFigures:
+    """The figures of one consumer."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.is_consumer = isinstance(member.target, ConsumerBase)
+        self._replayed = 0
+        self._rate = 0.0
+        self._measured = (time.monotonic(), 0)
+        if self.is_consumer and member.once is not None:
+            member.once.subscribe(self._count_replay)
+
+    def _count_replay(self, event: Event) -> None:
+        if event.kind is EventKind.REPLAYED and event.surface == SURFACE:
+            self._replayed += event.operation == self.member.name
+
+    def now(self) -> dict[str, float]:
+        """The figures by name; those of a publisher are what it counts itself."""
+        counts: Mapping[Any, int] = dict(getattr(self.member.target, "counts", {}))
+        if not self.is_consumer:
+            return {str(name).replace(" ", "_"): count for name, count in counts.items()}
+        figures: dict[str, float] = {name: counts.get(kind, 0) for kind, name in _FIGURES.items()}
+        self._measure(sum(counts.values()))
+        figures |= {"replayed": self._replayed, "in_hand": self.member.in_hand}
+        return figures | {"per_second": round(self._rate, 1)}
+
+    def _measure(self, total: int) -> None:
+        now, (then, before) = time.monotonic(), self._measured
+        if now - then >= RATE_SECONDS:
+            self._rate = (total - before) / (now - then)
+            self._measured = (now, total)
+
+
+def text_of(figures: Mapping[str, float]) -> str:
+    """Figures as they are read: what never happened is left out, but for what was removed, or
+    published."""
+    parts = []
+    for name, value in figures.items():
+        if name == "per_second":
+            parts.append(f"{value:,.0f}/s")
+        elif value or not parts:
+            noun = "dead letter" if (name, value) == ("dead_letters", 1) else name.replace("_", " ")
+            parts.append(f"{value:,} {noun}")
+    return ", ".join(parts) or "nothing"

@@ -11,15 +11,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.cli.output import error_line
+from oncekey.cli.output import UsageProblem, error_line
 from oncekey.core.store import Store
 from oncekey.engine.keys.administration import note_of_move, run_plan
 from oncekey.engine.store_urls import blocking_store, store_module
 from oncekey.stores.inspection import Inspection
-
-
-class UsageProblem(Exception):
-    """The command cannot be run as it was written; the text says why."""
 
 
 def open_store(url: str) -> Store:

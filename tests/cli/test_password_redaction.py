@@ -1,16 +1,16 @@
-"""redact.py removes passwords wherever they occur, and little else."""
+"""password_redaction.py removes passwords wherever they occur, and little else."""
 
 from __future__ import annotations
 
 import pytest
 
-from oncekey.cli import redact
-from oncekey.cli.redact import redact_remembered, redact_url, remember_passwords
+from oncekey.cli import password_redaction
+from oncekey.cli.password_redaction import redact_remembered, redact_url, remember_passwords
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redact, "_known", set())
+    monkeypatch.setattr(password_redaction, "_known", set())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_redact_url_removes_what_looks_like_a_password(text: str, shown: str) ->
 )
 def test_a_remembered_password_is_removed_from_any_text(url: str, said: str) -> None:
     remember_passwords(["migrate", url, "--json"])
-    assert redact.HIDDEN in redact_remembered(said)
+    assert password_redaction.HIDDEN in redact_remembered(said)
     for password in ("100%zz", "sec ret", "p@ssword", "open up", "open%20up"):
         assert password not in redact_remembered(said)
 

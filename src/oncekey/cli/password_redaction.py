@@ -1,6 +1,6 @@
-"""Removes passwords from what a command prints.
+"""The passwords that a command must not print, and the functions that remove them from a text.
 
-It removes (1) whatever looks like a password in a URL or a conninfo, and (2) the passwords that
+They remove (1) whatever looks like a password in a URL or a conninfo, and (2) the passwords that
 were given on this command line, wherever a driver's message repeats them. Removing too much does no
 harm.
 """

@@ -1,4 +1,4 @@
-"""The options of `oncekey verify`, and what is to be done by them and by a file.
+"""The plan of `oncekey verify`: what is to be verified, by the command's options and by a file.
 
 Options win over the file. `plan_of` is where both become a target; a target from elsewhere, such as
 an OpenAPI document, takes the place of what `TargetSettings.target` returns.
@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from oncekey.cli.answer_text import read_bytes
-from oncekey.cli.open_store import UsageProblem
+from oncekey.cli.command_input import read_bytes
+from oncekey.cli.output import UsageProblem
 from oncekey.core.errors import ConfigurationError
 from oncekey.verify.profile import PROFILE_DEFAULT, PROFILES, Profile
 from oncekey.verify.verdict import Guarantee
@@ -102,58 +102,60 @@ def plan_of(options: VerifyOptions, probes: Sequence[Probe]) -> VerifyPlan:
     """Return the plan. Raises UsageProblem or ConfigurationError."""
     from oncekey.verify.target_file import FileSettings, read_target_file
 
-    told = FileSettings() if options.config is None else read_target_file(options.config)
-    _overlay(told.target, options)
-    generated = _generated(told.target)
-    if generated is not None and told.target.key_header is None:
-        told.target.key_header = generated.key_header
-    _check_durations(told.target)
-    target = told.target.target(generated=None if generated is None else generated.first)
-    profile = PROFILES[options.profile or told.profile or PROFILE_DEFAULT.name]
-    chosen = _chosen(probes, options.only or told.only, options.skip or told.skip, profile)
-    limits = _limits(options, told)
-    return VerifyPlan(told.target, generated, target, profile, limits, chosen)
+    settings = FileSettings() if options.config is None else read_target_file(options.config)
+    _overlay(settings.target, options)
+    generated = _generated(settings.target)
+    if generated is not None and settings.target.key_header is None:
+        settings.target.key_header = generated.key_header
+    _check_durations(settings.target)
+    target = settings.target.target(generated=None if generated is None else generated.first)
+    profile = PROFILES[options.profile or settings.profile or PROFILE_DEFAULT.name]
+    chosen = _chosen(probes, options.only or settings.only, options.skip or settings.skip, profile)
+    limits = _limits(options, settings)
+    return VerifyPlan(settings.target, generated, target, profile, limits, chosen)
 
 
-def _overlay(told: TargetSettings, options: VerifyOptions) -> None:
-    """Writes the options over what a file has told."""
-    told.url = options.url or told.url
-    told.request.method = options.method or told.request.method
+def _overlay(settings: TargetSettings, options: VerifyOptions) -> None:
+    """Writes the options over the settings of a file."""
+    settings.url = options.url or settings.url
+    settings.request.method = options.method or settings.request.method
     if options.headers:
-        told.request.headers = _lines("--header", options.headers)
+        settings.request.headers = _lines("--header", options.headers)
     if options.data:
-        told.request.body = "&".join(_text("--data", text) for text in options.data)
+        settings.request.body = "&".join(_text("--data", text) for text in options.data)
     given = {"main": options.caller, "other": options.other_caller, "bad": options.bad_caller}
     for who, lines in given.items():
         if lines:
-            told.callers[who] = _lines("--caller" if who == "main" else f"--{who}-caller", lines)
+            settings.callers[who] = _lines(
+                "--caller" if who == "main" else f"--{who}-caller", lines
+            )
     for text in options.variants:
         kind, request = _variant(text)
-        told.variants[kind] = request
-    _overlay_openapi(told, options)
-    told.key_header = options.key_header or told.key_header
-    told.quoted_key = options.quoted_key or told.quoted_key
+        settings.variants[kind] = request
+    _overlay_openapi(settings, options)
+    settings.key_header = options.key_header or settings.key_header
+    settings.quoted_key = options.quoted_key or settings.quoted_key
     if options.slow is not None:
-        told.slow_seconds = options.slow / 1_000_000
+        settings.slow_seconds = options.slow / 1_000_000
     if options.keep is not None:
-        told.keep_seconds = options.keep / 1_000_000
-    _overlay_effects(told, options)
+        settings.keep_seconds = options.keep / 1_000_000
+    _overlay_effects(settings, options)
 
 
-def _overlay_openapi(told: TargetSettings, options: VerifyOptions) -> None:
-    told.openapi.document = options.openapi or told.openapi.document
-    told.openapi.operation = options.operation or told.openapi.operation
+def _overlay_openapi(settings: TargetSettings, options: VerifyOptions) -> None:
+    settings.openapi.document = options.openapi or settings.openapi.document
+    settings.openapi.operation = options.operation or settings.openapi.operation
     for text in options.path_parameters:
         name, value = _named("--path-parameter", text)
-        told.openapi.path_parameters[name] = value
+        settings.openapi.path_parameters[name] = value
     for text in options.fields:
         name, value = _named("--field", text)
         try:
-            told.openapi.fields[name] = json.loads(value)
+            settings.openapi.fields[name] = json.loads(value)
         except ValueError:
-            told.openapi.fields[name] = value
-    if told.openapi.document is None and (
-        told.openapi.operation or options.path_parameters or options.fields
+            settings.openapi.fields[name] = value
+    if settings.openapi.document is None and (
+        settings.openapi.operation or options.path_parameters or options.fields
     ):
         raise UsageProblem("--operation, --path-parameter and --field need --openapi")
 
@@ -165,37 +167,37 @@ def _named(option: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-def _generated(told: TargetSettings) -> GeneratedRequests | None:
+def _generated(settings: TargetSettings) -> GeneratedRequests | None:
     """Return the requests of an OpenAPI document, if there is one."""
-    if told.openapi.document is None:
+    if settings.openapi.document is None:
         return None
     from oncekey.verify.openapi_requests import GeneratedRequests
     from oncekey.verify.target_settings import split_url
 
-    if told.request.body is not None:
+    if settings.request.body is not None:
         raise UsageProblem("a body and --openapi: give one of them")
-    split_url(told.url or "")
-    return GeneratedRequests(told.openapi, urlsplit(told.url or "").path)
+    split_url(settings.url or "")
+    return GeneratedRequests(settings.openapi, urlsplit(settings.url or "").path)
 
 
-def _overlay_effects(told: TargetSettings, options: VerifyOptions) -> None:
+def _overlay_effects(settings: TargetSettings, options: VerifyOptions) -> None:
     from oncekey.verify.target_settings import EffectSettings
 
     ways = (options.count_url, options.count_command, options.count_sql, options.count_id)
     parts = (options.count_path, options.count_match, options.count_header, options.count_database)
     if any(ways):
-        told.effects = EffectSettings(
+        settings.effects = EffectSettings(
             url=options.count_url,
             command=_words("--count-command", options.count_command or ""),
             sql=options.count_sql,
             ids=options.count_id,
         )
-    elif any(parts) and told.effects == EffectSettings():
+    elif any(parts) and settings.effects == EffectSettings():
         raise UsageProblem(
             "--count-path, --count-match, --count-header and --count-database need "
             "--count-url or --count-sql"
         )
-    effects = told.effects
+    effects = settings.effects
     effects.path = options.count_path or effects.path
     effects.match = options.count_match or effects.match
     effects.database = options.count_database or effects.database
@@ -265,11 +267,11 @@ def _chosen(
     return chosen
 
 
-def _check_durations(told: TargetSettings) -> None:
+def _check_durations(settings: TargetSettings) -> None:
     """Raises ConfigurationError for durations of a file that the options would not take."""
     ranges = {
-        "keep": (told.keep_seconds, KEEP_RANGE_US),
-        "slow": (told.slow_seconds, SLOW_RANGE_US),
+        "keep": (settings.keep_seconds, KEEP_RANGE_US),
+        "slow": (settings.slow_seconds, SLOW_RANGE_US),
     }
     for name, (seconds, (least, most)) in ranges.items():
         if seconds is not None and not least <= 1_000_000 * seconds <= most:
@@ -278,11 +280,11 @@ def _check_durations(told: TargetSettings) -> None:
             )
 
 
-def _limits(options: VerifyOptions, told: FileSettings) -> Limits:
+def _limits(options: VerifyOptions, settings: FileSettings) -> Limits:
     from oncekey.verify.probe import Limits
 
     ranges = {"requests": REQUESTS_RANGE, "concurrency": CONCURRENCY_RANGE}
-    for name, value in told.limits.items():
+    for name, value in settings.limits.items():
         allowed = ranges.get(name, SECONDS_RANGE)
         if not (allowed.min or 0) <= value <= (allowed.max or value):
             raise ConfigurationError(
@@ -292,7 +294,7 @@ def _limits(options: VerifyOptions, told: FileSettings) -> Limits:
     usual = Limits()
 
     def chosen(option: float | None, name: str) -> float:
-        return told.limits.get(name, getattr(usual, name)) if option is None else option
+        return settings.limits.get(name, getattr(usual, name)) if option is None else option
 
     return Limits(
         requests=int(chosen(options.max_requests, "requests")),

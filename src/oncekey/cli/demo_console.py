@@ -1,12 +1,17 @@
-"""What the demo prints in the terminal: where it runs, and the report of the scenarios.
+"""The demo in a terminal: its event loop, which a signal ends, where it runs, and the report of its
+scenarios. What happened is judged by scenario_result.py, and only shown here.
 
-It only presents; scenario_result.py judges.
+This module needs the packages of `oncekey[demo]`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import shlex
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -14,12 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from oncekey.cli.output import Output
-from oncekey.cli.redact import redact_url
+from oncekey.cli.password_redaction import redact_url
 from oncekey.demo.api.payments_app import OPERATION
 from oncekey.demo.environment import Environment
 from oncekey.demo.handlers import Handler
 from oncekey.demo.scenario_result import CallerResult, ResponseKind, ScenarioResult, times
-from oncekey.demo.scenario_runner import Report
+from oncekey.demo.scenario_runner import Report, play
+from oncekey.demo.scenarios.scenarios import BY_NAME, SCENARIOS
+
+T = TypeVar("T")
+NAMES = tuple(BY_NAME)
 
 _STYLES = {
     ResponseKind.RAN: "green",
@@ -40,7 +49,70 @@ _STORY_WIDTH = 44
 _COMPARED_STORY_WIDTH = 36
 
 
-def started(environment: Environment, out: Output, *, kept: bool) -> None:
+def serve(folder: Path, out: Output, *, store: str | None, port: int | None, kept: bool) -> None:
+    """Serves until SIGINT or SIGTERM; prints the address as soon as the servers are up."""
+
+    async def serve_until_cancelled() -> None:
+        async with Environment(folder, store_url=store, port=port) as environment:
+            _print_address(environment, out, kept=kept)
+            await asyncio.Event().wait()
+
+    _run(serve_until_cancelled())
+
+
+def play_all(
+    folder: Path,
+    *,
+    store: str | None,
+    port: int | None,
+    kept: bool,
+    only: Sequence[str],
+    compare: bool,
+    on_progress: Callable[[str], None],
+) -> Report | None:
+    """Starts everything, plays, stops everything; None if a signal came first."""
+    chosen = [one for one in SCENARIOS if not only or one.name in only]
+
+    async def play_scenarios() -> Report:
+        async with Environment(folder, store_url=store, port=port or 0) as environment:
+            return await play(
+                environment,
+                store=redact_url(environment.store_url),
+                kept=kept,
+                on_progress=on_progress,
+                scenarios=chosen,
+                compare=compare,
+            )
+
+    return _run(play_scenarios())
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T | None:
+    """Runs it to its end and returns its result; None if a signal cancelled it."""
+
+    async def interruptible() -> T | None:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            # Only once: a second signal must not interrupt the clean-up after the first.
+            if not task.cancelling():
+                task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+
+    return asyncio.run(interruptible())
+
+
+# --- what is printed ------------------------------------------------------------------------------
+
+
+def _print_address(environment: Environment, out: Output, *, kept: bool) -> None:
     """Prints the address and what to try. With --json it prints one document and nothing more."""
     people = environment.data_dir.people
     store = redact_url(environment.store_url)
