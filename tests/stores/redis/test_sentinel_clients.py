@@ -7,10 +7,8 @@ from typing import Any
 
 import redis
 
-from oncekey.stores.redis.async_connections import AsyncConnections
+from oncekey.stores.redis.connections import AsyncConnections, SentinelClients, SyncConnections
 from oncekey.stores.redis.options import Options
-from oncekey.stores.redis.sentinel_clients import SentinelClients
-from oncekey.stores.redis.sync_connections import SyncConnections
 
 URL = "redis+sentinel://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/shop"
 MASTER = {"ip": "127.0.0.1", "port": 4, "is_master": True, "num-other-sentinels": 2}

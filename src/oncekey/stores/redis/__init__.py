@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.checkup import Checkup
-from oncekey.stores.inspection import Inspection
-from oncekey.stores.redis import record_checks, server_inspection
+from oncekey.stores.redis import record_checks
+from oncekey.stores.redis.checkup_session import inspect, migration_script
 from oncekey.stores.redis.options import Options, split_url
-from oncekey.stores.redis.record_checks import CHECKS
+from oncekey.stores.redis.record_checks import CHECKS, is_same_store
 from oncekey.stores.replica_sightings import Remembered
 
 if TYPE_CHECKING:
-    from oncekey.stores.redis.async_redis_store import AsyncRedisStore
-    from oncekey.stores.redis.redis_store import RedisStore
+    from oncekey.stores.redis.redis_store import AsyncRedisStore, RedisStore
 
 __all__ = [
     "CHECKS",
@@ -46,19 +45,9 @@ def open_async(url: str) -> AsyncRedisStore:
     return _async_store()(address, **_as_dict(options))
 
 
-def inspect(url: str) -> Inspection:
-    """Read what the servers say, and whether there are records under the URL's prefix."""
-    return server_inspection.inspect(url)
-
-
 def migrate(url: str) -> None:
     """There is nothing to create; only see whether a store would start there."""
-    server_inspection.inspect(url)
-
-
-def migration_script(url: str) -> str:
-    """Refused, because there are no tables."""
-    return server_inspection.migration_script(url)
+    inspect(url)
 
 
 def replicas(url: str) -> Remembered:
@@ -76,11 +65,6 @@ def forget_replica(url: str, name: str, *, by: str, why: str) -> None:
 def checkup(url: str) -> Checkup:
     """Check the health of the servers and of the keys, without writing anything."""
     return record_checks.checkup(url, open_blocking)
-
-
-def is_same_store(url: str, store: object) -> bool | None:
-    """Whether a store object has its records where this URL says."""
-    return record_checks.is_same_store(url, store)
 
 
 def __getattr__(name: str) -> Any:
@@ -102,7 +86,7 @@ def _sync_store() -> type[RedisStore]:
 
 def _async_store() -> type[AsyncRedisStore]:
     try:
-        from oncekey.stores.redis.async_redis_store import AsyncRedisStore
+        from oncekey.stores.redis.redis_store import AsyncRedisStore
     except ImportError as error:
         raise ConfigurationError(_NEEDS) from error
     return AsyncRedisStore
