@@ -20,16 +20,13 @@ from oncekey.core.move_marks import MARK_ID
 from oncekey.core.origin import operation_of
 from oncekey.core.record import State
 from oncekey.stores.etcd import errors
-from oncekey.stores.etcd.buckets import Bucket, Buckets
 from oncekey.stores.etcd.command_plans import CommandPlans, NoBucket, Planned, lease_of
-from oncekey.stores.etcd.etcd_url import Options
-from oncekey.stores.etcd.fence_floor import FenceFloor
-from oncekey.stores.etcd.held_claims import HeldClaims
-from oncekey.stores.etcd.liveness import Known
+from oncekey.stores.etcd.garbage import Bucket, Buckets, FenceFloor
+from oncekey.stores.etcd.held_claims import HeldClaims, Known, Reading, StoreClock
+from oncekey.stores.etcd.keyspace import Keys, StoredValue
 from oncekey.stores.etcd.members import Members
+from oncekey.stores.etcd.options import Options
 from oncekey.stores.etcd.sessions import Sessions
-from oncekey.stores.etcd.store_clock import Reading, StoreClock
-from oncekey.stores.etcd.stored_value import Keys, StoredValue
 from oncekey.stores.etcd.transactions import exists, found_value, get, is_at, put, transaction
 from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
 
@@ -87,11 +84,11 @@ class CommandRounds:
         """Apply commands of distinct ids. `applied`: others of the batch may have taken effect."""
         known: dict[int, Known] = {}
         for _ in range(ROUNDS_MAX):
-            with _telling(applied, writes=False):  # sessions and buckets are no commands
+            with _ambiguous_if(applied, writes=False):  # sessions and buckets are no commands
                 planned = await self._plan(left, known, replies, end)
             for part in self._plans.parts(planned):
                 writes = any(one.decision is not None for one in part)
-                with _telling(applied, writes=writes):
+                with _ambiguous_if(applied, writes=writes):
                     await self._send_within_quota(part, known, replies, end)
                 applied = applied or writes
             for i, one in known.items():
@@ -285,7 +282,7 @@ class CommandRounds:
 
 
 @contextlib.contextmanager
-def _telling(applied: bool, *, writes: bool) -> Iterator[None]:
+def _ambiguous_if(applied: bool, *, writes: bool) -> Iterator[None]:
     """Say in a StoreUnavailable whether commands may have taken effect (S5): those of an earlier
     request, or those that this one writes."""
     try:

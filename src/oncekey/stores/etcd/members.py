@@ -1,9 +1,9 @@
-"""The members of an etcd cluster, and the calls to them.
+"""The members of an etcd cluster, the calls to them, and what they can promise together.
 
 A call goes to one member. If that one is down, paused or without a leader, the call goes to the
 next one, until its time is up; later calls stay with the member that answered. Repeating is safe,
 because every write of this store compares first: a request that arrives twice, or late, changes
-nothing the second time.
+nothing the second time. An acknowledged write is on the disks of a majority of the voting members.
 
 The client library is aetcd's: its generated messages and stubs, without its client object, which
 knows one address and no deadlines. All of this module runs on one event loop.
@@ -22,8 +22,10 @@ import grpc
 from aetcd import rpc
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.guarantees import ClockClass, Guarantee, Level
 from oncekey.stores.etcd import errors
-from oncekey.stores.etcd.etcd_url import Options
+from oncekey.stores.etcd.options import Options
+from oncekey.stores.etcd.transactions import get, transaction
 
 # Before all members are asked again; each round waits twice as long, up to the second number.
 PAUSE_SECONDS: Final = 0.05
@@ -56,6 +58,12 @@ _STUBS: Final = {
     "Alarm": rpc.MaintenanceStub,
     "Authenticate": rpc.AuthStub,
 }
+
+NOT_CONNECTED: Final = Guarantee(
+    Level.FENCED,
+    "not connected yet; etcd acknowledges what a majority of its members has on disk",
+    ClockClass.SERVER_LEASE,
+)
 
 
 class _Member(NamedTuple):
@@ -143,6 +151,11 @@ class Members:
             replies.append(reply)
         return replies
 
+    async def read(self, key: bytes, end: float) -> Any:
+        """What is stored under a key, as the reply to a `get`."""
+        reply = await self.call("Txn", transaction((), [get(key)]), end)
+        return reply.responses[0].response_range
+
     async def ask(self, address: str, name: str, request: Any) -> Any:
         """Send a request to one member only, for checks. Raises gRPC's own error."""
         self._member()
@@ -198,3 +211,37 @@ class Members:
         members, self._members = self._members, []
         for member in members:
             await member.channel.close()
+
+
+# --- what they promise ----------------------------------------------------------------------------
+
+
+class Member(NamedTuple):
+    """One member: its name, whether it votes, and where clients reach it."""
+
+    number: int
+    name: str
+    is_voting: bool
+    addresses: tuple[str, ...]
+
+
+async def read_members(members: Members) -> list[Member]:
+    """The members of the cluster, as it lists them."""
+    reply: Any = await members.call("MemberList", rpc.MemberListRequest(), members.deadline())
+    return [
+        Member(one.ID, one.name, not one.isLearner, tuple(one.clientURLs)) for one in reply.members
+    ]
+
+
+def guarantee_of(members: list[Member]) -> Guarantee:
+    """What a cluster of these members can promise."""
+    voting = sum(member.is_voting for member in members)
+    if voting <= 1:
+        reason = "acknowledged writes are on the disk of one member: what it loses is lost"
+    else:
+        majority = voting // 2 + 1
+        reason = (
+            f"acknowledged writes are on the disks of {majority} of {voting} members; "
+            f"{voting - majority} may be lost"
+        )
+    return Guarantee(Level.FENCED, reason, ClockClass.SERVER_LEASE)
