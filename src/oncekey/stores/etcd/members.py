@@ -66,7 +66,9 @@ NOT_CONNECTED: Final = Guarantee(
 )
 
 
-class _Member(NamedTuple):
+class _Endpoint(NamedTuple):
+    """How a member is called: the methods of its stubs, by name."""
+
     address: str
     channel: Any
     methods: dict[str, Any]
@@ -81,7 +83,7 @@ class Members:
         self._options = options
         self._try_seconds = options.seconds("try_timeout")
         self._call_seconds = options.seconds("call_timeout")
-        self._members: list[_Member] = []
+        self._members: list[_Endpoint] = []
         self._current = 0
         self._token = ""
 
@@ -118,7 +120,7 @@ class Members:
                     await asyncio.sleep(min(pause, left))
                     pause = min(2 * pause, PAUSE_MAX_SECONDS)
 
-    async def _send(self, member: _Member, name: str, request: Any, seconds: float) -> Any:
+    async def _send(self, member: _Endpoint, name: str, request: Any, seconds: float) -> Any:
         for _ in range(AUTH_TRIES_MAX):
             try:
                 await self._authenticate(member, seconds)
@@ -135,7 +137,7 @@ class Members:
         return await member.methods[name](request, timeout=seconds, metadata=self._metadata())
 
     async def _keep_alive(
-        self, member: _Member, requests: Sequence[Any], seconds: float
+        self, member: _Endpoint, requests: Sequence[Any], seconds: float
     ) -> list[Any]:
         """Etcd takes keepalives as a stream only: it is opened for these requests, and closed."""
 
@@ -162,7 +164,7 @@ class Members:
         member = next(one for one in self._members if one.address == address)
         return await self._send(member, name, request, self._try_seconds)
 
-    async def _authenticate(self, member: _Member, seconds: float) -> None:
+    async def _authenticate(self, member: _Endpoint, seconds: float) -> None:
         options = self._options
         if not options.user or self._token:
             return
@@ -175,24 +177,24 @@ class Members:
             return (_HAS_LEADER, ("token", self._token))
         return (_HAS_LEADER,)
 
-    def _member(self) -> _Member:
+    def _member(self) -> _Endpoint:
         if not self._members:
             self._members = [self._open(address) for address in self.addresses]
         return self._members[self._current]
 
-    def _leave(self, member: _Member) -> None:
+    def _leave(self, member: _Endpoint) -> None:
         """Ask another member from now on, unless some other call has moved on already."""
         if self._members and self._members[self._current] is member:
             self._current = (self._current + 1) % len(self._members)
 
-    def _open(self, address: str) -> _Member:
+    def _open(self, address: str) -> _Endpoint:
         if self._options.tls:
             channel = rpc.secure_channel(address, self._credentials(), _CHANNEL)
         else:
             channel = rpc.insecure_channel(address, _CHANNEL)
         stubs = {stub: stub(channel) for stub in set(_STUBS.values())}
         methods = {name: getattr(stubs[stub], name) for name, stub in _STUBS.items()}
-        return _Member(address, channel, methods)
+        return _Endpoint(address, channel, methods)
 
     def _credentials(self) -> Any:
         def content(path: str) -> bytes | None:

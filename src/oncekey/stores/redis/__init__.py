@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +38,14 @@ _NEEDS = "the Redis store needs redis-py 8 or newer: pip install 'oncekey[redis]
 
 def open_blocking(url: str) -> RedisStore:
     address, options = split_url(url)
-    return _sync_store()(address, **_as_dict(options))
+    store: RedisStore = _store("RedisStore")(address, **_as_dict(options))
+    return store
 
 
 def open_async(url: str) -> AsyncRedisStore:
     address, options = split_url(url)
-    return _async_store()(address, **_as_dict(options))
+    store: AsyncRedisStore = _store("AsyncRedisStore")(address, **_as_dict(options))
+    return store
 
 
 def migrate(url: str) -> None:
@@ -69,27 +72,17 @@ def checkup(url: str) -> Checkup:
 
 def __getattr__(name: str) -> Any:
     """The store classes, imported on first access, because they need redis-py."""
-    if name == "RedisStore":
-        return _sync_store()
-    if name == "AsyncRedisStore":
-        return _async_store()
+    if name in ("AsyncRedisStore", "RedisStore"):
+        return _store(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _sync_store() -> type[RedisStore]:
+def _store(name: str) -> Any:
     try:
-        from oncekey.stores.redis.redis_store import RedisStore
+        module = importlib.import_module("oncekey.stores.redis.redis_store")
     except ImportError as error:
         raise ConfigurationError(_NEEDS) from error
-    return RedisStore
-
-
-def _async_store() -> type[AsyncRedisStore]:
-    try:
-        from oncekey.stores.redis.redis_store import AsyncRedisStore
-    except ImportError as error:
-        raise ConfigurationError(_NEEDS) from error
-    return AsyncRedisStore
+    return getattr(module, name)
 
 
 def _as_dict(options: Options) -> dict[str, Any]:

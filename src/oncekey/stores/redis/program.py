@@ -78,7 +78,7 @@ class Found(NamedTuple):
     floor: int = 0
 
 
-class Batch(NamedTuple):
+class CommandBatch(NamedTuple):
     """Commands of distinct ids, by position; the replies to them go to the same positions. No claim
     is made after `end`, a time of our monotonic clock."""
 
@@ -172,13 +172,13 @@ class Program:
             if group is not groups[0]:
                 left = {i: c for i, c in group.items() if not earlier.reply_to(i, c, replies)}
             if left:
-                yield from self._apply_distinct(Batch(left, replies, end), earlier)
+                yield from self._apply_distinct(CommandBatch(left, replies, end), earlier)
             if len(groups) > 1:
                 earlier.note(left, replies)
         raise_if_all_failed(replies)
         return replies
 
-    def _apply_distinct(self, batch: Batch, earlier: EarlierReplies) -> Calls[None]:
+    def _apply_distinct(self, batch: CommandBatch, earlier: EarlierReplies) -> Calls[None]:
         left = yield from self._send(batch)
         for _ in range(TRIES_MAX):
             if not left:
@@ -196,7 +196,7 @@ class Program:
 
     # --- phase 1: what the scripts decide by themselves ---------------------------------------
 
-    def _send(self, batch: Batch) -> Calls[dict[int, Found]]:
+    def _send(self, batch: CommandBatch) -> Calls[dict[int, Found]]:
         """Send commands. Returns those that are still to be decided, with their records."""
         parts = self._usual_parts(batch)
         calls = [part.call for part in parts]
@@ -228,7 +228,7 @@ class Program:
             left |= yield from self._look_at_refused(refused, batch.replies)
         return left
 
-    def _usual_parts(self, batch: Batch) -> list[Part]:
+    def _usual_parts(self, batch: CommandBatch) -> list[Part]:
         by_script: dict[str, dict[int, tuple[Any, ...]]] = {script: {} for script in _USUAL}
         for i, command in batch.commands.items():
             script, args = usual_call(command)
@@ -250,7 +250,7 @@ class Program:
     def _look_at_refused(self, claims: Positioned, replies: list[Any]) -> Calls[dict[int, Found]]:
         """Look at the keys of claims that a full server has refused: those that have a record need
         no more memory, so that duplicates still get their replay. Keeps the error of the others."""
-        batch = Batch(claims, [*replies], None)
+        batch = CommandBatch(claims, [*replies], None)
         parts = batch.parts(self.calls, "look", dict.fromkeys(claims, ()))
         answers = yield [part.call for part in parts]
         found: dict[int, Found] = {}
@@ -265,7 +265,7 @@ class Program:
 
     # --- phase 2: decide, compare-and-set -----------------------------------------------------
 
-    def _decide(self, batch: Batch, left: dict[int, Found]) -> Calls[dict[int, Found]]:
+    def _decide(self, batch: CommandBatch, left: dict[int, Found]) -> Calls[dict[int, Found]]:
         """Decide and write once. Returns the commands whose records have changed meanwhile."""
         changes: list[Change] = []
         additions: list[Change] = []  # what needs more memory
@@ -299,7 +299,7 @@ class Program:
             again.update((yield from self._send(batch._replace(commands=gone))))
         return again
 
-    def _archive(self, batch: Batch, past: dict[int, Record]) -> Calls[None]:
+    def _archive(self, batch: CommandBatch, past: dict[int, Record]) -> Calls[None]:
         args = {i: archive_arguments(record) for i, record in past.items()}
         parts = batch.parts(self.calls, "archive", args)
         answers = yield [part.call for part in parts]
@@ -310,7 +310,7 @@ class Program:
 
     def _replace(
         self,
-        batch: Batch,
+        batch: CommandBatch,
         changes: list[Change],
         additions: list[Change],
         decided: dict[int, Reply],
