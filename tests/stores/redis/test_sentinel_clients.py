@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from oncekey.stores.redis.connections import AsyncConnections, SentinelClients, SyncConnections
+from oncekey.stores.redis.connections import AsyncConnections, Connections, SentinelClients
 from oncekey.stores.redis.options import Options
 
 URL = "redis+sentinel://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/shop"
@@ -49,7 +49,7 @@ def test_no_sentinel_is_lost_if_two_callers_find_the_master_at_once() -> None:
 
 
 def test_a_sync_store_has_the_same_list_of_sentinels() -> None:
-    connections = SyncConnections(URL, Options())
+    connections = Connections(URL, Options())
     pool: Any = connections._open(connections.table.nodes()[0])
     assert isinstance(pool.sentinel_manager.sentinels, SentinelClients)
     assert len(pool.sentinel_manager.sentinels) == 3

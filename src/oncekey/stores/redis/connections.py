@@ -178,7 +178,7 @@ class _Loan(NamedTuple):
         self.pool.release(self.connection)
 
 
-class SyncConnections(ConnectionsBase):
+class Connections(ConnectionsBase):
     """The connections of a sync store, from every thread of every process."""
 
     library = redis

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.commands import PUTTING, Command, Reply, Seen
 from oncekey.core.errors import OncekeyError, StoreUnavailable
+from oncekey.core.flow_driver import drive, drive_async
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
@@ -27,8 +28,8 @@ from oncekey.core.store import (
 )
 from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.redis import errors
-from oncekey.stores.redis.call_delivery import CallDelivery, Delivery, Pause
-from oncekey.stores.redis.connections import AsyncConnections, SyncConnections
+from oncekey.stores.redis.call_delivery import CallDelivery, Delivery, Outcome, Pause, Send
+from oncekey.stores.redis.connections import AsyncConnections, Connections
 from oncekey.stores.redis.durability import CLUSTER
 from oncekey.stores.redis.garbage import measure
 from oncekey.stores.redis.keyspace import Keyspace
@@ -61,7 +62,7 @@ class RedisBase:
     lazy = True
     max_in_flight = MAX_IN_FLIGHT
 
-    def __init__(self, connections: SyncConnections | AsyncConnections, options: Options) -> None:
+    def __init__(self, connections: Connections | AsyncConnections, options: Options) -> None:
         self._options = options
         self._is_cluster = connections.mode == CLUSTER
         calls = RecordCalls(
@@ -146,7 +147,7 @@ class RedisStore(RedisBase):
 
     def __init__(self, address: str | Any, **options: Any) -> None:
         checked = Options(**options)
-        self._connections = SyncConnections(address, checked)
+        self._connections = Connections(address, checked)
         super().__init__(self._connections, checked)
         # By process, because a fork may copy a held lock.
         self._preparing: dict[int, threading.Lock] = {}
@@ -210,7 +211,7 @@ class RedisStore(RedisBase):
             if self._is_prepared(arrived):
                 return
             try:
-                self._drive(self._preparation())
+                drive(self._preparation(), self._perform)
             except OncekeyError as error:
                 raise self._setup_failed(error) from error.__cause__
 
@@ -220,7 +221,8 @@ class RedisStore(RedisBase):
         is_trial = self._breaker.enter()
         replied: bool | None = None
         try:
-            result = self._drive(self._delivery.run(program(), end or self._deadline()))
+            delivery = self._delivery.run(program(), end or self._deadline())
+            result = drive(delivery, self._perform)
             replied = True
         except Exception as error:
             replied = self._note_failure(error)
@@ -229,18 +231,11 @@ class RedisStore(RedisBase):
             self._breaker.leave(is_trial, replied=replied)
         return result
 
-    def _drive(self, delivery: Delivery[T]) -> T:
-        try:
-            effect = next(delivery)
-            while True:
-                if isinstance(effect, Pause):
-                    time.sleep(effect.seconds)
-                    effect = delivery.send(())
-                else:
-                    effect = delivery.send(self._connections.exchange(effect))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+    def _perform(self, effect: Send | Pause) -> Sequence[Outcome]:
+        if isinstance(effect, Pause):
+            time.sleep(effect.seconds)
+            return ()
+        return self._connections.exchange(effect)
 
 
 class AsyncRedisStore(RedisBase):
@@ -321,7 +316,7 @@ class AsyncRedisStore(RedisBase):
             if self._is_prepared(arrived):
                 return
             try:
-                await self._drive(self._preparation())
+                await drive_async(self._preparation(), self._perform)
             except OncekeyError as error:
                 raise self._setup_failed(error) from error.__cause__
 
@@ -331,7 +326,8 @@ class AsyncRedisStore(RedisBase):
         is_trial = self._breaker.enter()
         replied: bool | None = None
         try:
-            result = await self._drive(self._delivery.run(program(), end or self._deadline()))
+            delivery = self._delivery.run(program(), end or self._deadline())
+            result = await drive_async(delivery, self._perform)
             replied = True
         except Exception as error:
             replied = self._note_failure(error)
@@ -340,15 +336,8 @@ class AsyncRedisStore(RedisBase):
             self._breaker.leave(is_trial, replied=replied)
         return result
 
-    async def _drive(self, delivery: Delivery[T]) -> T:
-        try:
-            effect = next(delivery)
-            while True:
-                if isinstance(effect, Pause):
-                    await asyncio.sleep(effect.seconds)
-                    effect = delivery.send(())
-                else:
-                    effect = delivery.send(await self._connections.exchange(effect))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+    async def _perform(self, effect: Send | Pause) -> Sequence[Outcome]:
+        if isinstance(effect, Pause):
+            await asyncio.sleep(effect.seconds)
+            return ()
+        return await self._connections.exchange(effect)
