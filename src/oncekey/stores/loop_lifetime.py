@@ -1,4 +1,4 @@
-"""Connections that end with their event loop, even if nobody closed the store.
+"""What a store has open in each event loop: it ends with its loop, even if nobody closed the store.
 
 `asyncio.run` and the like close the async generators of their loop at its end. So whatever one
 event loop has open holds a generator that closes it. This module knows no driver.
@@ -6,7 +6,13 @@ event loop has open holds a generator that closes it. This module knows no drive
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 
 class ClosedWithLoop:
@@ -27,3 +33,87 @@ class ClosedWithLoop:
             yield
         finally:
             await self.close_all()
+
+
+L = TypeVar("L", bound=ClosedWithLoop)
+
+
+class PerLoop(Generic[L]):
+    """One object that is closed with its loop for each event loop; loops may run in many threads.
+
+    A forked child starts with none: the open ones are its parent's. If the child closed them, the
+    event loop's selector, which both share, would stop reporting them to the parent.
+    """
+
+    def __init__(self, make: Callable[[], L]) -> None:
+        self._make = make
+        self._inherited: list[Any] = []
+        self._reset()
+        _alive.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, L]
+        self._by_loop = weakref.WeakKeyDictionary()
+
+    def disown(self) -> None:
+        """Called in a forked child."""
+        self._inherited.append(list(self._by_loop.items()))
+        self._reset()
+
+    def find(self) -> L | None:
+        """The running loop's object, if it was added."""
+        return self._by_loop.get(asyncio.get_running_loop())
+
+    async def add(self) -> L:
+        """The running loop's object, which may have been added meanwhile."""
+        own = self._make()
+        with self._lock:
+            # Forget loops that were closed; what they had open was closed with them.
+            for closed in [other for other in self._by_loop if other.is_closed()]:
+                del self._by_loop[closed]
+            first = self._by_loop.setdefault(asyncio.get_running_loop(), own)
+        if first is own:
+            await own.begin()
+        return first
+
+    async def close(self) -> None:
+        """Close what the running loop has open, and let other loops close theirs."""
+        current = asyncio.get_running_loop()
+        self.abandon(except_in=current)
+        own = self._by_loop.get(current)
+        if own is not None:
+            await own.close_all()
+
+    def abandon(self, *, except_in: asyncio.AbstractEventLoop | None = None) -> None:
+        """Let each loop close what it has open, without waiting. May be called in any thread."""
+        with self._lock:
+            by_loop = list(self._by_loop.items())
+        for loop, own in by_loop:
+            if loop is not except_in:
+                _close_elsewhere(loop, own)
+
+
+def _close_elsewhere(loop: asyncio.AbstractEventLoop, own: ClosedWithLoop) -> None:
+    """Let a loop close what it has open, unless it was closed, and that with it."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    def close() -> None:
+        task = loop.create_task(own.close_all())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(close)
+
+
+_alive: weakref.WeakSet[PerLoop[Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for one in list(_alive):
+        one.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

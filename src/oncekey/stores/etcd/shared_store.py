@@ -1,4 +1,4 @@
-"""The store itself, on its event loop: what the sync and the async store both call.
+"""`SharedStore`: what the sync and the async store both call, on the event loop of the store.
 
 Besides commands it has background work: it keeps its sessions alive, and takes claims that were not
 renewed in time out of their session, so that others may have them.
@@ -19,15 +19,10 @@ from oncekey.core.move_marks import MARK_ID
 from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.command_rounds import CommandRounds
-from oncekey.stores.etcd.etcd_search import RecordLists
-from oncekey.stores.etcd.etcd_url import Options
+from oncekey.stores.etcd.etcd_search import RecordLists, RecordReader
 from oncekey.stores.etcd.garbage import Garbage
-from oncekey.stores.etcd.held_claims import HeldClaim, UnsureClaim, is_claim_of
-from oncekey.stores.etcd.members import Members
-from oncekey.stores.etcd.membership import guarantee_of, read_members
-from oncekey.stores.etcd.record_reader import RecordReader
-from oncekey.stores.etcd.store_clock import Reading, StoreClock
-from oncekey.stores.etcd.stored_value import (
+from oncekey.stores.etcd.held_claims import HeldClaim, Reading, StoreClock, UnsureClaim, is_claim_of
+from oncekey.stores.etcd.keyspace import (
     FORMAT,
     LAPSED,
     Keys,
@@ -36,6 +31,8 @@ from oncekey.stores.etcd.stored_value import (
     pack_value,
     unpack_elected,
 )
+from oncekey.stores.etcd.members import Members, guarantee_of, read_members
+from oncekey.stores.etcd.options import Options
 from oncekey.stores.etcd.transactions import (
     found_value,
     get,
@@ -53,7 +50,7 @@ PAGE_MAX: Final = 100
 _log = logging.getLogger("oncekey")
 
 
-class ClusterStore:
+class SharedStore:
     """A store on the event loop that runs it."""
 
     def __init__(self, addresses: Sequence[str], options: Options) -> None:
@@ -110,8 +107,7 @@ class ClusterStore:
     async def _create(self, key: bytes, value: bytes, end: float) -> bytes:
         """Set a value if there is none; returns the one that is there. It is read first, because
         servers whose quota is used up take no request that may write."""
-        reply = await self.members.call("Txn", transaction((), [get(key)]), end)
-        found = reply.responses[0].response_range.kvs
+        found = (await self.members.read(key, end)).kvs
         if not found:
             request = transaction([is_at(key, 0)], [put(key, value)], [get(key)])
             reply = await self.members.call("Txn", request, end)
@@ -120,8 +116,7 @@ class ClusterStore:
 
     async def elect(self, token: bytes, lease: int) -> bool:
         key, end = self.keys.elected, self.members.deadline()
-        reply = await self.members.call("Txn", transaction((), [get(key)]), end)
-        found = reply.responses[0].response_range.kvs
+        found = (await self.members.read(key, end)).kvs
         for _ in range(TRIES_MAX):
             now = self._clock.read().now
             if found:
@@ -187,16 +182,15 @@ class ClusterStore:
         """A claim whose reply never came: read whether it is there. If it is not, it may still
         come, from a member that was paused: its session must not live for ever then."""
         id, owner, session, ends = unsure
-        request = transaction((), [get(self.keys.record(id))])
-        reply = await self.members.call("Txn", request, self.members.deadline())
-        value = found_value(id, reply.responses[0].response_range)
+        found = await self.members.read(self.keys.record(id), self.members.deadline())
+        value = found_value(id, found)
         if value is None:
             self.sessions.retire(session)
         elif is_claim_of(value, owner):
             until = reading.now + ends - reading.elapsed
             lapsed = value._replace(record=value.record._replace(lease_until=until))
-            (found,) = await self._take_out([HeldClaim(lapsed, until, ends)])
-            if found is not None and is_claim_of(found, owner):
+            (other,) = await self._take_out([HeldClaim(lapsed, until, ends)])
+            if other is not None and is_claim_of(other, owner):
                 return  # it was written again; the next beat takes it out
         self.held.answered(id, owner)
 
