@@ -30,10 +30,10 @@ from tests.support.servers.sqs_server import sqs
 
 from oncekey import AsyncOnce
 from oncekey.queues.kafka import (
-    aiokafka_broker,
+    aio,
+    confluent_client,
     confluent_member,
-    confluent_topics,
-    partition_work,
+    program,
 )
 from oncekey.queues.rabbitmq import pika_session
 from oncekey.queues.redis_streams import stream_program
@@ -125,16 +125,16 @@ class Topics(KafkaQueues):
 
 
 def _hurry_kafka(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(partition_work, "FORWARD_RETRY_S", 0.01)
-    for module in (confluent_member, aiokafka_broker):
-        patch.setattr(module, "COMMIT_RETRY_S", 0.01)
+    patch.setattr(program, "FORWARD_RETRY_S", 0.01)
+    patch.setattr(program, "COMMIT_RETRY_S", 0.01)
+    for module in (confluent_member, aio):
         patch.setattr(module, "POLL_S", 0.01)
 
 
 def _watch_confluent(seam: Seam) -> None:
     seam.watch_type(confluent_member, "Consumer")
     seam.watch_type(confluent_member, "Producer")
-    seam.watch_type(confluent_topics, "AdminClient")
+    seam.watch_type(confluent_client, "AdminClient")
 
 
 def _watch_aiokafka(seam: Seam) -> None:

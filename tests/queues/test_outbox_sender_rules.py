@@ -17,7 +17,7 @@ from tests.support.servers import processes
 from oncekey import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.kafka import AsyncKafkaSender, KafkaRefused, KafkaSender
-from oncekey.queues.kafka.outgoing_records import error_of, outgoing_record
+from oncekey.queues.kafka.message import error_of, outgoing_record
 from oncekey.queues.outbox import KEY_HEADER, OutgoingMessage
 from oncekey.queues.outbox.senders import prepared
 from oncekey.queues.rabbitmq import AsyncRabbitSender, RabbitRefused, RabbitSender

@@ -7,10 +7,12 @@ consumer = KafkaConsumer(
 )
 consumer.run()
 
-rules      partition_offsets, order_queue, assigned_partitions, kafka_records, outgoing_records,
-           kafka_settings
-both       partition_work: what is done with records and dispositions, whichever the client
-clients    confluent_* for threads, aiokafka_* for event loops; each is imported when it is used
+rules      settings, message, order_queue, assigned_partitions
+both       program: what is done with records and dispositions, whichever the client
+threads    blocking with the consumer, confluent_member, confluent_sender, confluent_client
+loops      aio with the consumer, aiokafka_sender, aiokafka_client, aiokafka_topics
+
+Each client is imported when it is used.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.kafka.outgoing_records import KafkaRefused
+from oncekey.queues.kafka.message import KafkaRefused
 
 if TYPE_CHECKING:
-    from oncekey.queues.kafka.aiokafka_consumer import AsyncKafkaConsumer
+    from oncekey.queues.kafka.aio import AsyncKafkaConsumer
     from oncekey.queues.kafka.aiokafka_sender import AsyncKafkaSender
-    from oncekey.queues.kafka.confluent_consumer import KafkaConsumer
+    from oncekey.queues.kafka.blocking import KafkaConsumer
     from oncekey.queues.kafka.confluent_sender import KafkaSender
 
 __all__ = [
@@ -36,9 +38,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "KafkaConsumer": ("oncekey.queues.kafka.confluent_consumer", "kafka"),
+    "KafkaConsumer": ("oncekey.queues.kafka.blocking", "kafka"),
     "KafkaSender": ("oncekey.queues.kafka.confluent_sender", "kafka"),
-    "AsyncKafkaConsumer": ("oncekey.queues.kafka.aiokafka_consumer", "kafka-async"),
+    "AsyncKafkaConsumer": ("oncekey.queues.kafka.aio", "kafka-async"),
     "AsyncKafkaSender": ("oncekey.queues.kafka.aiokafka_sender", "kafka-async"),
 }
 

@@ -32,9 +32,11 @@ from aiokafka.protocol.types import (
 
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault, reason_of
-from oncekey.queues.kafka.aiokafka_group import start
-from oncekey.queues.kafka.aiokafka_values import connection_options, unavailable
-from oncekey.queues.kafka.kafka_settings import missing_topics, topic_patience
+from oncekey.queues.kafka.aiokafka_client import connection_options, start, unavailable
+from oncekey.queues.kafka.settings import (
+    missing_topics,
+    topic_patience,
+)
 
 _log = logging.getLogger("oncekey")
 _PAUSE_S: Final = 0.1
@@ -203,7 +205,8 @@ async def ask(
         try:
             await start(admin.start())
             await _check(admin, topics, seconds)
-            return await _retention(admin, topics), await _cluster_id(admin)
+            cluster = (await admin.describe_cluster()).get("cluster_id")
+            return await _retention(admin, topics), cluster
         finally:
             await admin.close()
     except Exception as error:
@@ -212,13 +215,8 @@ async def ask(
         raise unavailable(error) from error
 
 
-async def _cluster_id(admin: Any) -> str | None:
-    found: str | None = (await admin.describe_cluster()).get("cluster_id")
-    return found
-
-
 async def _check(admin: Any, topics: Sequence[str], seconds: float) -> None:
-    """Raise ConfigurationError for topics that do not exist: see confluent_topics.py."""
+    """Raise ConfigurationError for topics that do not exist: see `ConfluentTopics.check`."""
     began = time.monotonic()
     while True:
         found = {each["topic"]: each["error_code"] for each in await admin.describe_topics(topics)}

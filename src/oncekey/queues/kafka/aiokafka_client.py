@@ -1,4 +1,5 @@
-"""The clients of one member of a group on aiokafka, and what it commits beyond its own partitions.
+"""What the rest of this package has to know about aiokafka: its values, the start and the stop of
+its clients, and what a member commits beyond its own partitions.
 
 `AIOKafkaConsumer.commit` refuses the partitions of other members, which Kafka itself does not. So
 this module commits by the client's coordinator, and is the one place that does.
@@ -10,16 +11,17 @@ import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.structs import OffsetAndMetadata
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import CUT_OFF_S, is_fault, reason_of
-from oncekey.queues.kafka.aiokafka_values import connection_options
-from oncekey.queues.kafka.kafka_settings import (
+from oncekey.queues.kafka.message import KafkaRecord
+from oncekey.queues.kafka.order_queue import Partition, Position
+from oncekey.queues.kafka.settings import (
     FORWARD_MAX_BYTES,
     FORWARD_TIMEOUT_S,
     MAX_POLL_INTERVAL_S,
@@ -27,7 +29,39 @@ from oncekey.queues.kafka.kafka_settings import (
     client_reset,
 )
 
+# What aiokafka calls the generation of a member that the group has put out.
+_NO_GENERATION: Final = -1
+_CONNECTION: Final = ("bootstrap_servers", "client_id", "security_protocol", "ssl_", "sasl_")
 _log = logging.getLogger("oncekey")
+
+
+def connection_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those options of a consumer that another client of the same cluster needs too."""
+    return {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
+
+
+def record_of(record: ConsumerRecord) -> KafkaRecord:
+    position = Position(record.topic, record.partition, record.offset)
+    return KafkaRecord(position, record.key, record.value, list(record.headers), record)
+
+
+def names_of(partitions: Iterable[TopicPartition]) -> list[Partition]:
+    return [(each.topic, each.partition) for each in partitions]
+
+
+def partitions_of(names: Iterable[Partition]) -> list[TopicPartition]:
+    return [TopicPartition(topic, partition) for topic, partition in names]
+
+
+def offsets_of(offsets: Mapping[Partition, int]) -> dict[TopicPartition, int]:
+    return {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+
+
+def unavailable(error: BaseException) -> BrokerUnavailable:
+    return BrokerUnavailable(f"Kafka does not answer as it should: {reason_of(error)}")
+
+
+# --- clients --------------------------------------------------------------------------------------
 
 
 async def new_clients(
@@ -59,7 +93,7 @@ async def new_clients(
 
 
 async def pin_the_end(consumer: AIOKafkaConsumer, topic: str) -> None:
-    """Commit where a new group begins: see confluent_member.py."""
+    """Commit where a new group begins: see `GroupMember._pin_the_end`."""
     partitions = _partitions(topic, consumer.partitions_for_topic(topic))
     if await _has_begun(consumer, partitions):
         return
@@ -82,10 +116,7 @@ def _partitions(topic: str, numbers: Iterable[int] | None) -> list[TopicPartitio
 
 
 async def _has_begun(consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]) -> bool:
-    for each in partitions:
-        if await consumer.committed(each) is not None:
-            return True
-    return False
+    return any([await consumer.committed(each) is not None for each in partitions])
 
 
 async def _commit(consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int]) -> None:
@@ -132,3 +163,10 @@ async def _cut_off(client: Any, inner: Any) -> None:
     with suppress(Exception):
         await client.stop()
     await inner.close()
+
+
+def is_put_out(consumer: AIOKafkaConsumer | None) -> bool:
+    """True if the group has put this member out, for which aiokafka has no callback. If a later
+    release hides the generation, the broker refuses the commit itself."""
+    coordinator = getattr(consumer, "_coordinator", None)
+    return bool(getattr(coordinator, "generation", 0) == _NO_GENERATION)

@@ -1,23 +1,35 @@
-"""Records of Kafka as messages, and messages on their way to another topic of the same consumer.
+"""Records of Kafka as messages, and messages as records: on their way to another topic of the same
+consumer, and from an outbox.
 
 A message that goes to the retry, dead-letter or park topic keeps its key, value and headers. The
 headers added here say where it came from and, for a retry, not before when it is due and how often
-it was received. On the way back they are read again. This module is pure; a client gives it the
-fields of a record.
+it was received. On the way back they are read again. A message of an outbox becomes a record so:
+
+    key       the order group, so that a group has one partition; without one, the id
+    headers   those of the message, `oncekey-key` among them
+    topic     the message's queue
+
+This module is pure; a client gives it the fields of a record, and the codes of Kafka's protocol,
+which both clients have.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import DeadLetter, Disposition, Kind
-from oncekey.queues.kafka.kafka_settings import KafkaSettings
 from oncekey.queues.kafka.order_queue import Position
+from oncekey.queues.kafka.settings import TOPIC_MAX_CHARS, KafkaSettings
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import HEADERS as REDRIVE_HEADERS
 from oncekey.queues.redrive import REDRIVE_HEADER, headers_of
+
+if TYPE_CHECKING:
+    from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 
 ORIGIN_HEADER: Final = "oncekey-origin"
 DUE_HEADER: Final = "oncekey-due"
@@ -27,6 +39,12 @@ _OWN_HEADERS: Final = frozenset((ORIGIN_HEADER, DUE_HEADER, RECEIVED_HEADER, REA
 _NUMBER: Final = re.compile(r"\d{1,15}")
 
 RawHeaders = Sequence[tuple[str, bytes | None]]
+# librdkafka would look for a topic that it does not know for half a minute.
+TOPIC_TIMEOUT_S: Final = 5.0
+# Errors of one message or one topic: unknown topic, message too large, bad name, batch too large,
+# no right to write, bad timestamp, format without headers, policy violation, bad record. Every
+# other one says nothing about a message.
+_OF_ONE_MESSAGE: Final = frozenset((3, 10, 17, 18, 29, 32, 43, 44, 87))
 
 
 class KafkaRecord(NamedTuple):
@@ -160,3 +178,46 @@ def _text(value: bytes | None) -> str:
 
 def _number(text: str) -> int:
     return int(text) if _NUMBER.fullmatch(text) else 0
+
+
+# --- from an outbox -------------------------------------------------------------------------------
+
+
+class KafkaRefused(OncekeyError):
+    """Kafka refuses a message of an outbox: there is no such topic, the message is too large, or a
+    right is missing. The publisher tries it again, and parks it."""
+
+
+class OutgoingRecord(NamedTuple):
+    """What is written for a message."""
+
+    topic: str
+    key: bytes
+    value: bytes
+    headers: list[tuple[str, bytes]]
+
+
+def outgoing_record(message: OutgoingMessage) -> OutgoingRecord:
+    """The record of a message; raises ConfigurationError if its queue cannot be a topic."""
+    if len(message.queue) > TOPIC_MAX_CHARS:
+        raise ConfigurationError(f"{message.queue!r} is too long for a topic")
+    headers = [(name, value.encode()) for name, value in message.headers.items()]
+    key = message.id if message.order_group is None else message.order_group
+    return OutgoingRecord(message.queue, key.encode(), message.body, headers)
+
+
+def error_of(topic: str, code: int | None, text: str, *, is_refused: bool = False) -> OncekeyError:
+    """The error of a message that was not written, by the code of Kafka's protocol."""
+    said = f"cannot write to the topic {topic!r}: {text}"
+    refused = is_refused or code in _OF_ONE_MESSAGE
+    return KafkaRefused(said) if refused else BrokerUnavailable(said)
+
+
+def check_acks(config: Mapping[str, Any], *names: str) -> None:
+    """Refuse a producer that counts a message as written before all replicas in sync have it."""
+    for name in names:
+        if name in config and str(config[name]) not in ("all", "-1"):
+            raise ConfigurationError(
+                f"{name}={config[name]!r} must be 'all': a message is deleted from the outbox once "
+                "Kafka has it, so it must not be lost with one broker"
+            )
