@@ -36,8 +36,8 @@ from oncekey.queues.kafka import (
     program,
 )
 from oncekey.queues.rabbitmq import pika_session
-from oncekey.queues.redis_streams import stream_program
-from oncekey.queues.redis_streams.stream_scripts import NAMES, script
+from oncekey.queues.redis_streams import program as stream_program
+from oncekey.queues.redis_streams.broker_calls import SCRIPT_NAMES, script
 from oncekey.queues.sqs import AsyncSQSConsumer
 
 
@@ -254,7 +254,7 @@ def _command(text: str, args: tuple[Any, ...]) -> str:
     """The command of a call, and which script it runs."""
     if not text.endswith(".execute_command"):
         return text
-    scripts = {script(name).digest: f"EVALSHA {name}" for name in NAMES}
+    scripts = {script(name).digest: f"EVALSHA {name}" for name in SCRIPT_NAMES}
     return scripts.get(args[2], str(args[1])) if args[1] == "EVALSHA" else str(args[1])
 
 

@@ -13,8 +13,9 @@ from tests.support.servers.requirements import require
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.disposition import REMOVE, STOPPED, DeadLetter, Disposition, Kind
-from oncekey.queues.redis_streams import stream_program
-from oncekey.queues.redis_streams.stream_program import POSTPONED
+from oncekey.queues.redis_streams import program as stream_program
+from oncekey.queues.redis_streams.broker_calls import WaitForEntry
+from oncekey.queues.redis_streams.program import POSTPONED
 
 PROGRAMS = {"valkey": valkey_program, "redis": redis_program}
 RETRY = Disposition(Kind.RETRY, 300.0)
@@ -117,13 +118,13 @@ def test_a_blocking_read_gives_what_is_added_while_it_waits(stream: Stream) -> N
     (id,) = stream.add("book")
     flow: Any = broker.program.receive(10, 5.0, LEASE_S)
     effect = next(flow)
-    while not isinstance(effect, stream_program.WaitForEntry):
+    while not isinstance(effect, WaitForEntry):
         nothing = [b"-", 0] if effect.name == "tidy" else [[], [], -1]
         effect = flow.send(nothing)
     assert 0 < effect.milliseconds <= 1000
-    reply = broker._perform(effect)
+    reply = broker._client.perform(effect)
     with pytest.raises(StopIteration) as stop:
-        flow.send(broker._perform(flow.send(reply)))
+        flow.send(broker._client.perform(flow.send(reply)))
     assert [message.delivery_id for message in stop.value.value] == [id]
 
 

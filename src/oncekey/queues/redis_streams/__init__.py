@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from oncekey.queues.redis_streams.redis_stream_consumer import (
-    AsyncRedisStreamConsumer,
-    RedisStreamConsumer,
-)
-from oncekey.queues.redis_streams.redis_stream_sender import (
-    AsyncRedisStreamSender,
-    RedisStreamSender,
-)
-from oncekey.queues.redis_streams.stream_errors import StreamRefused
+from oncekey.queues.redis_streams.aio import AsyncRedisStreamConsumer
+from oncekey.queues.redis_streams.blocking import RedisStreamConsumer
+from oncekey.queues.redis_streams.broker_calls import StreamRefused
+from oncekey.queues.redis_streams.sender import AsyncRedisStreamSender, RedisStreamSender
 
 __all__ = [
     "AsyncRedisStreamConsumer",

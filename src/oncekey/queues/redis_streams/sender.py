@@ -10,8 +10,8 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.missing_client import client_of
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.senders import SENDER_BATCH_MAX, prepared
-from oncekey.queues.redis_streams.stream_errors import StreamRefused, code_of
-from oncekey.queues.redis_streams.stream_settings import BODY_FIELD_DEFAULT
+from oncekey.queues.redis_streams.broker_calls import StreamRefused, code_of
+from oncekey.queues.redis_streams.settings import BODY_FIELD_DEFAULT
 
 # What is wrong with one stream or entry. Every other error says nothing about a message: the server
 # is away, loads, is a replica, is full, or does not know the login.
@@ -23,15 +23,12 @@ class _SenderBase:
 
     batch_max = SENDER_BATCH_MAX
 
-    def __init__(
-        self, server: object, body_field: str, create: bool, max_entries: int | None
-    ) -> None:
+    def __init__(self, body_field: str, create: bool, max_entries: int | None) -> None:
         if not isinstance(body_field, str) or not body_field:
             raise ConfigurationError(f"body_field={body_field!r} must be the name of a field")
         is_count = isinstance(max_entries, int) and not isinstance(max_entries, bool)
         if max_entries is not None and not (is_count and max_entries >= 1):
             raise ConfigurationError(f"max_entries={max_entries!r} must be 1 or more")
-        self._is_own = isinstance(server, str)
         self._body_field = body_field
         self._words: list[Any] = [] if create else ["NOMKSTREAM"]
         if max_entries is not None:
@@ -90,22 +87,20 @@ class RedisStreamSender(_SenderBase):
         create: bool = True,
         max_entries: int | None = None,
     ) -> None:
-        super().__init__(server, body_field, create, max_entries)
+        super().__init__(body_field, create, max_entries)
         with client_of("Redis Streams", extra="redis"):
-            from oncekey.queues.redis_streams import redis_clients
-        self._client = redis_clients.blocking_client(server, other="AsyncRedisStreamSender")
-        self._run = redis_clients.run_pipeline
+            from oncekey.queues.redis_streams.client import StreamClient
+        self._client = StreamClient(server, other="AsyncRedisStreamSender")
 
     def send(self, messages: Sequence[OutgoingMessage], /) -> list[Exception | None]:
         """Add messages; None for each that the server has, or its error."""
         commands, results = prepared(messages, self._command)
-        replies = self._run(self._client, commands.values())
+        replies = self._client.pipeline(commands.values())
         return _noted(results, messages, dict(zip(commands, replies, strict=True)))
 
     def close(self) -> None:
         """Close the client, if it was made here."""
-        if self._is_own:
-            self._client.close()
+        self._client.close()
 
 
 class AsyncRedisStreamSender(_SenderBase):
@@ -119,19 +114,17 @@ class AsyncRedisStreamSender(_SenderBase):
         create: bool = True,
         max_entries: int | None = None,
     ) -> None:
-        super().__init__(server, body_field, create, max_entries)
+        super().__init__(body_field, create, max_entries)
         with client_of("Redis Streams", extra="redis"):
-            from oncekey.queues.redis_streams import redis_clients
-        self._client = redis_clients.async_client(server, other="RedisStreamSender")
-        self._run = redis_clients.run_async_pipeline
+            from oncekey.queues.redis_streams.client import AsyncStreamClient
+        self._client = AsyncStreamClient(server, other="RedisStreamSender")
 
     async def send(self, messages: Sequence[OutgoingMessage], /) -> list[Exception | None]:
         """Add messages; None for each that the server has, or its error."""
         commands, results = prepared(messages, self._command)
-        replies = await self._run(self._client, commands.values())
+        replies = await self._client.pipeline(commands.values())
         return _noted(results, messages, dict(zip(commands, replies, strict=True)))
 
     async def close(self) -> None:
         """Close the client, if it was made here."""
-        if self._is_own:
-            await self._client.aclose()
+        await self._client.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
@@ -108,3 +109,15 @@ class StreamSettings:
         if self.retention is None:
             return math.inf
         return microseconds(self.retention, name="retention") / 1_000_000
+
+
+_OPTIONS: Final = frozenset(field.name for field in fields(StreamSettings)) - {"stream"}
+
+
+def settings_of(
+    stream: str, name: str, options: Mapping[str, Any]
+) -> tuple[StreamSettings, dict[str, Any]]:
+    """The settings of a stream among a consumer's options, and the others."""
+    own = {option: value for option, value in options.items() if option in _OPTIONS}
+    others = {option: value for option, value in options.items() if option not in _OPTIONS}
+    return StreamSettings(stream=stream, **{"group": name, **own}), others

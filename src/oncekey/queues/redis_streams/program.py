@@ -24,8 +24,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import Settled
@@ -33,14 +33,21 @@ from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redis_streams.stream_entry import (
+from oncekey.queues.redis_streams.broker_calls import (
+    AddEntry,
+    AskServer,
+    Flow,
+    RunScript,
+    WaitForEntry,
+)
+from oncekey.queues.redis_streams.message import (
     LOST_FIELD,
     PARKED_FIELD,
     again_fields,
     message_of,
     moved_fields,
 )
-from oncekey.queues.redis_streams.stream_settings import DELETE, TRIM, StreamSettings
+from oncekey.queues.redis_streams.settings import DELETE, TRIM, StreamSettings
 from oncekey.queues.redrive import REDRIVE_HEADER, GoOn
 
 CONSUMER_PREFIX: Final = "oncekey-"
@@ -57,40 +64,13 @@ REDRIVE_BATCH: Final = 100
 # its stack has 8,000 places. An entry that has more is added by a command of its own.
 SCRIPT_WORDS_MAX: Final = 7_000
 _log = logging.getLogger("oncekey")
-
-
-class RunScript(NamedTuple):
-    """Run a script of lua/ with these keys and arguments; the result is its reply."""
-
-    name: str
-    keys: Sequence[str]
-    arguments: Sequence[str | bytes | int]
-
-
-class WaitForEntry(NamedTuple):
-    """XREADGROUP for one new entry, for so many milliseconds; the result is false if there was
-    none. The entry itself is not read from it, since redis-py has several forms for it: it is left
-    to this consumer, and taken by the next script."""
-
-    stream: str
-    group: str
-    consumer: str
-    milliseconds: int
-
-
-class AddEntry(NamedTuple):
-    """XADD, for an entry that is too large for a script."""
-
-    stream: str
-    words: Sequence[bytes]
-
-
-class AskServer(NamedTuple):
-    """INFO; the result is a dictionary, empty if the server does not tell."""
-
-
-StreamEffect = RunScript | AddEntry | WaitForEntry | AskServer
-Flow = Generator[StreamEffect, Any, Any]
+_ACTIONS: Final = {
+    Kind.HIDE: "later",
+    Kind.RETRY: "later",
+    Kind.GIVE_BACK: "later",
+    Kind.DEAD_LETTER: "dead",
+    Kind.PARK: "park",
+}
 
 
 class StreamProgram:
@@ -350,12 +330,3 @@ def _consumer_name() -> str:
 
 def _ms(seconds: float) -> int:
     return max(0, round(seconds * 1000))
-
-
-_ACTIONS: Final = {
-    Kind.HIDE: "later",
-    Kind.RETRY: "later",
-    Kind.GIVE_BACK: "later",
-    Kind.DEAD_LETTER: "dead",
-    Kind.PARK: "park",
-}

@@ -1,0 +1,104 @@
+"""Redis Streams for threads: `RedisStreamConsumer` and its broker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from oncekey.core.errors import OncekeyError
+from oncekey.engine.blocking.once import Once
+from oncekey.queues.blocking.consumer import Consumer
+from oncekey.queues.broker import Settled
+from oncekey.queues.consumer_settings import BrokerFacts
+from oncekey.queues.message_key import DELIVERY, KeyChoice
+from oncekey.queues.missing_client import client_of
+from oncekey.queues.queue_message import Message
+from oncekey.queues.redis_streams.broker_calls import Flow
+from oncekey.queues.redis_streams.program import StreamProgram
+from oncekey.queues.redis_streams.settings import settings_of
+from oncekey.queues.redrive import GoOn, to_the_end
+
+_log = logging.getLogger("oncekey")
+
+
+class RedisStreamConsumer(Consumer):
+    """Consumes a stream of Redis or Valkey in threads: `handler(message)` runs once for each key.
+
+        consumer = RedisStreamConsumer(
+            once, ship, "orders", server="redis://...", name="shipping", key="json:$.order",
+            start="first",
+        )
+        consumer.run()                      # until consumer.stop(), from a signal handler
+
+    stream              the name of the stream's key
+    server              a URL, or a client of redis-py, also one of a Cluster or of Sentinels
+    group               the consumer group, by default the consumer's name
+    start               where a group begins that does not exist yet: "first" (everything that is in
+                        the stream), "new" (what is added from then on) or an entry's id; without
+                        it no group is made
+    body_field          the field that is the message's body, "body"; the others are its headers.
+                        None makes the body of all fields, as JSON
+    dead_letter_stream  where messages go that failed for good; `STREAM:dead`
+    park_stream         where messages go whose outcome nobody knows; `STREAM:parked`
+    acked               what becomes of entries that are done: "keep", "delete" or "trim"
+    retention           for how long a message can come back, if you know that
+
+    The other options are those of every consumer (`ConsumerSettings`) and the fields of Policy.
+    """
+
+    def __init__(
+        self,
+        once: Once,
+        handler: Callable[..., Any],
+        stream: str,
+        *,
+        name: str,
+        key: KeyChoice,
+        server: str | Any,
+        **options: Any,
+    ) -> None:
+        settings, others = settings_of(stream, name, options)
+        program = StreamProgram(settings, needs_identity=key == DELIVERY)
+        broker = RedisStreamBroker(server, program)
+        super().__init__(once, handler, broker, name=name, key=key, **others)
+
+
+class RedisStreamBroker:
+    """A stream, from threads. `server` is a URL, or a client that stays the caller's."""
+
+    def __init__(self, server: str | Any, program: StreamProgram) -> None:
+        self.program = program
+        with client_of("Redis Streams", extra="redis"):
+            from oncekey.queues.redis_streams.client import StreamClient
+        self._client = StreamClient(
+            server, other="AsyncRedisStreamConsumer", settings=program.settings
+        )
+
+    def facts(self) -> BrokerFacts:
+        facts: BrokerFacts = self._run(self.program.facts())
+        return facts
+
+    def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        messages: Sequence[Message] = self._run(self.program.receive(most, wait, lease))
+        return messages
+
+    def settle(self, settled: Sequence[Settled]) -> None:
+        self._run(self.program.settle(settled))
+
+    def extend(self, messages: Sequence[Message], seconds: float) -> None:
+        self._run(self.program.extend(messages, seconds))
+
+    def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
+        moved: int = self._run(self.program.redrive(most, id, parked, go_on))
+        return moved
+
+    def close(self) -> None:
+        try:
+            self._run(self.program.leave())
+        except OncekeyError as error:  # what is not given back comes when its lease is over
+            _log.info("nothing is given back: %s", error)
+        self._client.close()
+
+    def _run(self, flow: Flow) -> Any:
+        return self._client.run(flow, self.program.settings)
