@@ -24,8 +24,8 @@ from oncekey.queues.rabbitmq import AsyncRabbitSender, RabbitRefused, RabbitSend
 from oncekey.queues.rabbitmq.amqp_message import outgoing_letter
 from oncekey.queues.redis_streams import RedisStreamSender, StreamRefused
 from oncekey.queues.sqs import SqsRefused
-from oncekey.queues.sqs.outgoing_program import MESSAGE_MAX_BYTES, OutgoingProgram, entry_of
-from oncekey.queues.sqs.sqs_calls import Call, CallFailed, Cause
+from oncekey.queues.sqs.broker_calls import Call, CallFailed, Cause
+from oncekey.queues.sqs.sender import MESSAGE_MAX_BYTES, OutgoingProgram, entry_of
 
 
 def outgoing(id: str = "id", queue: str = "orders", **fields: Any) -> OutgoingMessage:

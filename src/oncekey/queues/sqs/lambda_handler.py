@@ -43,10 +43,10 @@ from oncekey.queues.disposition import FOLLOWS, Disposition, Kind
 from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.message_key import KeyChoice
 from oncekey.queues.queue_message import Message
-from oncekey.queues.sqs.boto3_broker import Boto3Broker
-from oncekey.queues.sqs.queue_attributes import address_of
-from oncekey.queues.sqs.sqs_calls import CallFailed, SqsRefused
-from oncekey.queues.sqs.sqs_message import message_of_record
+from oncekey.queues.sqs.blocking import Boto3Broker
+from oncekey.queues.sqs.broker_calls import CallFailed, SqsRefused
+from oncekey.queues.sqs.message import message_of_record
+from oncekey.queues.sqs.settings import address_of
 from oncekey.queues.work_in_hand import Entry
 
 STOP_BEFORE_DEFAULT: Final = "2s"

@@ -9,7 +9,7 @@
                   moved it there, without saying why; and in a FIFO queue it would block its group
 
 A batch call fails for single entries. What fails is left as it is: SQS delivers it again, and the
-store then tells what became of it. A message is deleted only after its letter was taken.
+store then says what became of it. A message is deleted only after its letter was taken.
 """
 
 from __future__ import annotations
@@ -25,26 +25,7 @@ from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import GoOn
-from oncekey.queues.sqs.dead_letters import (
-    has_marks,
-    in_sizes,
-    letter_entry,
-    redrive_entry,
-    source_of,
-    unparked_entry,
-    was_moved,
-)
-from oncekey.queues.sqs.queue_attributes import (
-    VISIBILITY_MAX_S,
-    WAIT_MAX_S,
-    QueueAttributes,
-    address_of,
-    check_dead_letters,
-    no_dead_letters,
-    parse_attributes,
-    receives_warning,
-)
-from oncekey.queues.sqs.sqs_calls import (
+from oncekey.queues.sqs.broker_calls import (
     BATCH_MAX,
     LASTING,
     PASSING,
@@ -53,10 +34,30 @@ from oncekey.queues.sqs.sqs_calls import (
     Cause,
     Program,
     SqsRefused,
+    find_url,
     in_batches,
     send_batch,
 )
-from oncekey.queues.sqs.sqs_message import message_of, receipt_of
+from oncekey.queues.sqs.message import (
+    has_marks,
+    in_sizes,
+    letter_entry,
+    message_of,
+    receipt_of,
+    redrive_entry,
+    source_of,
+    unparked_entry,
+    was_moved,
+)
+from oncekey.queues.sqs.settings import (
+    VISIBILITY_MAX_S,
+    WAIT_MAX_S,
+    QueueAttributes,
+    check_dead_letters,
+    no_dead_letters,
+    parse_attributes,
+    receives_warning,
+)
 
 _log = logging.getLogger("oncekey")
 # SQS counts the twelve hours from its own receive, a moment before ours.
@@ -376,16 +377,9 @@ def _receive_letters(dead: QueueAttributes, most: int) -> Program[list[Message]]
 
 def _attributes_of(queue: str) -> Program[QueueAttributes]:
     """Look up a queue by its URL, its ARN or its name."""
-    url = queue
-    if "://" not in queue:
-        arguments = {"QueueName": queue}
-        if queue.startswith("arn:"):
-            name, account = address_of(queue)
-            arguments = {"QueueName": name, "QueueOwnerAWSAccountId": account}
-        found = yield Call("get_queue_url", arguments)
-        if isinstance(found, CallFailed):
-            raise _error("find", queue, found, at_start=True)
-        url = str(found["QueueUrl"])
+    url = yield from find_url(queue)
+    if isinstance(url, CallFailed):
+        raise _error("find", queue, url, at_start=True)
     answer = yield Call("get_queue_attributes", {"QueueUrl": url, "AttributeNames": ["All"]})
     if isinstance(answer, CallFailed):
         raise _error("ask about", queue, answer, at_start=True)

@@ -1,7 +1,8 @@
-"""Dead letters and parked messages as SendMessage takes them: the message, and what happened to it.
+"""Messages of SQS: as the rules see them, and as SendMessage takes dead letters and parked ones.
 
-SQS allows ten attributes and a largest size, body and attributes together. The message itself goes
-unchanged whatever happens; what oncekey adds gives way:
+ReceiveMessage gives messages, and so does Lambda. Text and number attributes become headers; binary
+ones stay in `raw`. On its way to another queue a message goes unchanged whatever happens. SQS
+allows ten attributes and a largest size, body and attributes together; what oncekey adds gives way:
 
     four attributes are free          oncekey-error, -fence, -tries and -source (the queue's ARN,
                                       since several queues may share one dead-letter queue)
@@ -16,6 +17,7 @@ it says which redrive has moved it, so that the same one does not do so twice. P
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -29,9 +31,10 @@ from oncekey.queues.redrive import (
     REDRIVE_HEADER,
     headers_of,
 )
-from oncekey.queues.sqs.sqs_calls import BATCH_MAX
-from oncekey.queues.sqs.sqs_message import PACKED_ATTRIBUTE, attributes_of, is_fifo
+from oncekey.queues.sqs.broker_calls import BATCH_MAX
 
+# One attribute that holds all of oncekey's headers, for messages that have room for no more.
+PACKED_ATTRIBUTE: Final = "oncekey"
 ATTRIBUTES_MAX: Final = 10
 SOURCE_HEADER: Final = "oncekey-source"
 # What SQS tells of a message that it has moved to the dead-letter queue itself.
@@ -41,8 +44,93 @@ _MARKS: Final = (*HEADERS, SOURCE_HEADER, MOVED_HEADER)
 _OURS: Final = frozenset((*_MARKS, PACKED_ATTRIBUTE))
 _TEXT: Final = "String"
 _SHORTEST_ERROR_CHARS: Final = 20
-
 Entry = dict[str, Any]
+
+
+def message_of(raw: Mapping[str, Any], queue: str) -> Message:
+    """Return a message that ReceiveMessage gave."""
+    system = raw.get("Attributes", {})
+    values = {
+        name: attribute["StringValue"]
+        for name, attribute in raw.get("MessageAttributes", {}).items()
+        if "StringValue" in attribute
+    }
+    return _message(raw, raw["Body"], raw["MessageId"], system, values, queue)
+
+
+def message_of_record(record: Mapping[str, Any], queue: str) -> Message:
+    """Return a message as it stands in the event of an AWS Lambda function."""
+    values = {
+        name: attribute["stringValue"]
+        for name, attribute in record.get("messageAttributes", {}).items()
+        if attribute.get("stringValue") is not None
+    }
+    system = record.get("attributes", {})
+    return _message(record, record["body"], record["messageId"], system, values, queue)
+
+
+def _message(
+    raw: Mapping[str, Any],
+    body: str,
+    id: str,
+    system: Mapping[str, str],
+    values: Mapping[str, str],
+    queue: str,
+) -> Message:
+    headers = {name.lower(): value for name, value in values.items()}
+    headers |= _unpacked(headers.pop(PACKED_ATTRIBUTE, ""))
+    return Message(
+        body=body.encode(),
+        queue=queue,
+        headers=headers,
+        delivery_id=id,
+        receive_count=int(system.get("ApproximateReceiveCount", 0)),
+        # Messages of a standard queue may have groups too, for fairness, and no order.
+        order_group=system.get("MessageGroupId") if is_fifo(queue) else None,
+        raw=raw,
+    )
+
+
+def is_fifo(queue: str) -> bool:
+    """True if a queue of this name keeps an order: SQS allows the ending to no other queue."""
+    return queue.endswith(".fifo")
+
+
+def receipt_of(message: Message) -> str:
+    """Return the receipt handle, which ReceiveMessage and Lambda spell differently."""
+    raw = message.raw
+    return str(raw["ReceiptHandle"] if "ReceiptHandle" in raw else raw["receiptHandle"])
+
+
+def attributes_of(message: Message) -> dict[str, dict[str, Any]]:
+    """Return the message's own attributes as SendMessage takes them."""
+    if "ReceiptHandle" in message.raw:
+        return dict(message.raw.get("MessageAttributes", {}))
+    attributes = message.raw.get("messageAttributes", {})
+    return {name: _sendable(attribute) for name, attribute in attributes.items()}
+
+
+def _sendable(attribute: Mapping[str, Any]) -> dict[str, Any]:
+    sent: dict[str, Any] = {"DataType": attribute["dataType"]}
+    if attribute.get("stringValue") is not None:
+        sent["StringValue"] = attribute["stringValue"]
+    if attribute.get("binaryValue") is not None:
+        sent["BinaryValue"] = base64.b64decode(attribute["binaryValue"])
+    return sent
+
+
+def _unpacked(text: str) -> dict[str, str]:
+    """Return the headers in the packed attribute; somebody else's attribute holds none."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): str(value) for name, value in found.items()}
+
+
+# --- letters --------------------------------------------------------------------------------------
 
 
 def letter_entry(message: Message, disposition: Disposition, source: str, max_bytes: int) -> Entry:

@@ -1,7 +1,7 @@
-"""What SQS tells about a queue, and whether a consumer's settings fit it.
+"""The settings of a queue as SQS reports them, and whether those of a consumer fit them.
 
 Owns the reading of `GetQueueAttributes` and the arithmetic of receives. Pure: the calls are made by
-queue_program.py.
+program.py.
 """
 
 from __future__ import annotations

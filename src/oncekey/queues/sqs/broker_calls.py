@@ -1,8 +1,9 @@
 """Calls of the SQS API as values, and what their failures mean.
 
 The programs beside this module are generators: they yield `Call`s and are sent what SQS answered,
-or a `CallFailed`. So boto3 and aiobotocore run the same programs, and only the two brokers do I/O.
-This module must not import either: the failures of both are told by what they carry.
+or a `CallFailed`. So boto3 and aiobotocore run the same programs, and only blocking.py and aio.py
+do I/O. This module must not import either client: the failures of both are recognized by what they
+carry.
 """
 
 from __future__ import annotations
@@ -14,11 +15,24 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.queues.sqs.settings import address_of
 
 T = TypeVar("T")
 E = TypeVar("E")
 
 BATCH_MAX: Final = 10  # entries of one batch call, and messages of one receive
+# What botocore raises where the settings of a client are wrong; nothing was asked of SQS yet.
+_WRONG_SETTINGS: Final = frozenset(
+    (
+        "ConfigNotFound",
+        "ConfigParseError",
+        "InvalidConfigError",
+        "InvalidRegionError",
+        "NoRegionError",
+        "ProfileNotFound",
+        "ValueError",
+    )
+)
 
 
 class SqsRefused(OncekeyError):
@@ -128,20 +142,6 @@ _CAUSES: Final[dict[str, Cause]] = {
 }
 
 
-# What botocore raises where the settings of a client are wrong; nothing was asked of SQS yet.
-_WRONG_SETTINGS: Final = frozenset(
-    (
-        "ConfigNotFound",
-        "ConfigParseError",
-        "InvalidConfigError",
-        "InvalidRegionError",
-        "NoRegionError",
-        "ProfileNotFound",
-        "ValueError",
-    )
-)
-
-
 @contextmanager
 def making_client() -> Iterator[None]:
     """Around the making of a client: wrong settings leave it as ConfigurationError."""
@@ -183,6 +183,18 @@ def _cause(code: str, *, sender: bool, text: str) -> Cause:
     if code.endswith("InvalidParameterValue") and "not available for visibility" in text:
         return Cause.NOT_OURS  # what a standard queue answers for a message that is visible again
     return Cause.INVALID if sender else Cause.UNAVAILABLE
+
+
+def find_url(queue: str) -> Program[str | CallFailed]:
+    """Return the URL of a queue, which may be named by its URL, its ARN or its name."""
+    if "://" in queue:
+        return queue
+    arguments = {"QueueName": queue}
+    if queue.startswith("arn:"):
+        name, account = address_of(queue)
+        arguments = {"QueueName": name, "QueueOwnerAWSAccountId": account}
+    found = yield Call("get_queue_url", arguments)
+    return found if isinstance(found, CallFailed) else str(found["QueueUrl"])
 
 
 def in_batches(entries: Sequence[E]) -> Iterator[Sequence[E]]:

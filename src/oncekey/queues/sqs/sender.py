@@ -1,4 +1,4 @@
-"""How messages of an outbox are sent to SQS, as programs of calls.
+"""Senders of SQS, for the publishers of an outbox.
 
     body          as text; SQS takes no other bytes
     headers       message attributes of the type String, ten at most, `oncekey-key` among them
@@ -20,19 +20,20 @@ from typing import Any, Final
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage, short_id
-from oncekey.queues.outbox.senders import prepared
-from oncekey.queues.sqs.dead_letters import ATTRIBUTES_MAX, Entry, in_sizes
-from oncekey.queues.sqs.queue_attributes import address_of
-from oncekey.queues.sqs.sqs_calls import (
+from oncekey.queues.outbox.senders import SENDER_BATCH_MAX, prepared
+from oncekey.queues.sqs.aio import AiobotocoreCalls
+from oncekey.queues.sqs.blocking import Boto3Calls
+from oncekey.queues.sqs.broker_calls import (
     PASSING,
-    Call,
     CallFailed,
     Cause,
     Program,
     SqsRefused,
+    find_url,
     send_batch,
 )
-from oncekey.queues.sqs.sqs_message import is_fifo
+from oncekey.queues.sqs.message import ATTRIBUTES_MAX, Entry, in_sizes, is_fifo
+from oncekey.queues.sqs.settings import address_of
 
 # Of all messages in one call. Many queues allow more by now, which need not be asked for here: a
 # message that is larger is sent alone, and SQS says whether it takes it.
@@ -45,6 +46,51 @@ _ID: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128
 _OF_ONE_QUEUE: Final = frozenset(
     ("AccessDenied", "AccessDeniedException", "KmsAccessDenied", "KmsDisabled", "KmsNotFound")
 )
+
+
+class SQSSender:
+    """Sends messages of an outbox to SQS with boto3, for `OutboxPublisher`.
+
+        publisher = OutboxPublisher(once, SQSSender())
+
+    client   `boto3.client("sqs")`; made with the environment's settings if left out
+
+    A message's queue is the name, the URL or the ARN of one. In a FIFO queue `order_group` is its
+    MessageGroupId and its id the MessageDeduplicationId.
+    """
+
+    batch_max = SENDER_BATCH_MAX
+
+    def __init__(self, client: Any = None) -> None:
+        self._calls = Boto3Calls(client)
+        self._program = OutgoingProgram()
+
+    def send(self, messages: Sequence[OutgoingMessage], /) -> list[Exception | None]:
+        """Send messages; None for each that SQS has taken, or its error."""
+        return self._calls.run(self._program.send(messages))
+
+    def close(self) -> None:
+        """Close the client, if it was made here."""
+        self._calls.close()
+
+
+class AsyncSQSSender:
+    """The same with aiobotocore, for `AsyncOutboxPublisher`. `client` is what
+    `create_client("sqs")` of an aiobotocore session gives, opened by `async with` or not."""
+
+    batch_max = SENDER_BATCH_MAX
+
+    def __init__(self, client: Any = None) -> None:
+        self._calls = AiobotocoreCalls(client)
+        self._program = OutgoingProgram()
+
+    async def send(self, messages: Sequence[OutgoingMessage], /) -> list[Exception | None]:
+        """Send messages; None for each that SQS has taken, or its error."""
+        return await self._calls.run(self._program.send(messages))
+
+    async def close(self) -> None:
+        """Close the client, if it was opened here."""
+        await self._calls.close()
 
 
 class OutgoingProgram:
@@ -66,9 +112,10 @@ class OutgoingProgram:
         return results
 
     def _send_to(self, queue: str, entries: list[Entry]) -> Program[dict[int, CallFailed]]:
-        url = yield from self._url_of(queue)
+        url = self._urls.get(queue) or (yield from find_url(queue))
         if isinstance(url, CallFailed):
             return dict.fromkeys(range(len(entries)), url)
+        self._urls[queue] = url
         failed: dict[int, CallFailed] = {}
         for positions in in_sizes(entries, CALL_MAX_BYTES):
             found = yield from _send(url, [entries[position] for position in positions])
@@ -76,21 +123,6 @@ class OutgoingProgram:
         if any(failure.cause is Cause.QUEUE_GONE for failure in failed.values()):
             self._urls.pop(queue, None)
         return failed
-
-    def _url_of(self, queue: str) -> Program[str | CallFailed]:
-        """The URL of a queue, which may be named by its URL, its ARN or its name."""
-        if "://" in queue:
-            return queue
-        if queue not in self._urls:
-            arguments = {"QueueName": queue}
-            if queue.startswith("arn:"):
-                name, account = address_of(queue)
-                arguments = {"QueueName": name, "QueueOwnerAWSAccountId": account}
-            found = yield Call("get_queue_url", arguments)
-            if isinstance(found, CallFailed):
-                return found
-            self._urls[queue] = str(found["QueueUrl"])
-        return self._urls[queue]
 
 
 def _send(url: str, entries: list[Entry]) -> Program[dict[int, CallFailed]]:

@@ -1,0 +1,166 @@
+"""SQS for event loops, over aiobotocore: `AsyncSQSConsumer`, its broker, and what runs programs of
+calls.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine.aio.once import AsyncOnce
+from oncekey.queues.aio.consumer import AsyncConsumer
+from oncekey.queues.broker import Settled
+from oncekey.queues.broker_faults import is_fault
+from oncekey.queues.consumer_settings import MAX_TRIES_DEFAULT, BrokerFacts
+from oncekey.queues.message_key import KeyChoice
+from oncekey.queues.queue_message import Message
+from oncekey.queues.redrive import GoOn, to_the_end
+from oncekey.queues.sqs.broker_calls import Program, failure_of, making_client
+from oncekey.queues.sqs.program import QueueProgram
+
+T = TypeVar("T")
+
+
+class AsyncSQSConsumer(AsyncConsumer):
+    """Consumes a queue of SQS with aiobotocore: `await handler(message)` runs once for each key.
+
+    It has the options of SQSConsumer. `client` is what `create_client("sqs")` of an aiobotocore
+    session gives, opened by `async with` or not.
+    """
+
+    _broker: AiobotocoreBroker
+
+    def __init__(
+        self,
+        once: AsyncOnce,
+        handler: Callable[..., Any],
+        queue: str,
+        *,
+        name: str,
+        key: KeyChoice,
+        client: Any = None,
+        dead_letter_queue: str | None = None,
+        park_queue: str | None = None,
+        max_tries: int = MAX_TRIES_DEFAULT,
+        **options: Any,
+    ) -> None:
+        broker = AiobotocoreBroker(
+            client,
+            queue,
+            dead_letter_queue=dead_letter_queue,
+            park_queue=park_queue,
+            max_tries=max_tries,
+        )
+        super().__init__(once, handler, broker, name=name, key=key, max_tries=max_tries, **options)
+
+    async def settle(self, settled: Sequence[Settled]) -> None:
+        """Delete, hide or move messages of a loop of your own, as their dispositions say."""
+        await self._broker.facts()
+        await self._broker.settle(settled)
+
+
+class AiobotocoreBroker:
+    """A queue of SQS, from tasks: an `AsyncBroker`."""
+
+    def __init__(
+        self,
+        client: Any,
+        queue: str,
+        *,
+        dead_letter_queue: str | None = None,
+        park_queue: str | None = None,
+        max_tries: int,
+    ) -> None:
+        """`client` is one of aiobotocore: see `AiobotocoreCalls`."""
+        self._calls = AiobotocoreCalls(client)
+        self._facts: BrokerFacts | None = None
+        self.program = QueueProgram(
+            queue,
+            dead_letter_queue=dead_letter_queue,
+            park_queue=park_queue,
+            max_tries=max_tries,
+            clock=time.monotonic,
+        )
+
+    async def facts(self) -> BrokerFacts:
+        if self._facts is None:  # `handle` of a consumer asks for each message
+            self._facts = await self._calls.run(self.program.look_up())
+        return self._facts
+
+    async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        return await self._calls.run(self.program.receive(most, wait, lease, secrets.token_hex))
+
+    async def settle(self, settled: Sequence[Settled]) -> None:
+        await self._calls.run(self.program.settle(settled))
+
+    async def extend(self, messages: Sequence[Message], seconds: float) -> None:
+        await self._calls.run(self.program.extend(messages, seconds))
+
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        return await self._calls.run(self.program.redrive(most, id, parked, go_on))
+
+    async def close(self) -> None:
+        """Close the client, if it was opened here. Hidden messages are shown when their time
+        ends."""
+        self._facts = None
+        await self._calls.close()
+
+
+class AiobotocoreCalls:
+    """A client that was given, or one that is opened when it is first needed."""
+
+    def __init__(self, client: Any) -> None:
+        """`client` is what `session.create_client("sqs")` of aiobotocore gives: the client that
+        `async with` opened, or the context itself, which is then opened and closed here. None
+        makes one with the default session."""
+        entered = hasattr(client, "receive_message")
+        if client is not None and not entered and not hasattr(client, "__aenter__"):
+            raise ConfigurationError(
+                "client must be that of aiobotocore, get_session().create_client('sqs'), not a "
+                f"{type(client).__name__}"
+            )
+        self._given = client
+        self._opened: Any = client if entered else None
+        self._exit = AsyncExitStack()
+
+    async def run(self, program: Program[T]) -> T:
+        """Run a program of calls."""
+        client = await self._client()
+        answer: Any = None
+        while True:
+            try:
+                call = program.send(answer)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            try:
+                answer = await getattr(client, call.operation)(**call.arguments)
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
+                answer = failure_of(error)
+                if not answer.is_known and self._given is None:
+                    await self.close()  # the next program makes another client
+
+    async def close(self) -> None:
+        """Close the client, if it was opened here."""
+        await self._exit.aclose()
+        if self._given is None or not hasattr(self._given, "receive_message"):
+            self._opened = None
+
+    async def _client(self) -> Any:
+        if self._opened is None:
+            context = self._given
+            if context is None:
+                from aiobotocore.session import get_session
+
+                context = get_session().create_client("sqs")
+            with making_client():
+                self._opened = await self._exit.enter_async_context(context)
+        return self._opened
