@@ -21,7 +21,7 @@ from oncekey.queues.kafka.message import error_of, outgoing_record
 from oncekey.queues.outbox import KEY_HEADER, OutgoingMessage
 from oncekey.queues.outbox.senders import prepared
 from oncekey.queues.rabbitmq import AsyncRabbitSender, RabbitRefused, RabbitSender
-from oncekey.queues.rabbitmq.amqp_message import outgoing_letter
+from oncekey.queues.rabbitmq.message import outgoing_letter
 from oncekey.queues.redis_streams import RedisStreamSender, StreamRefused
 from oncekey.queues.sqs import SqsRefused
 from oncekey.queues.sqs.broker_calls import Call, CallFailed, Cause

@@ -12,8 +12,7 @@ from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import REMOVE, STOPPED, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.amqp_message import Delivery, message_of
-from oncekey.queues.rabbitmq.channel_calls import (
+from oncekey.queues.rabbitmq.broker_calls import (
     Ack,
     AckTaken,
     CountMessages,
@@ -25,8 +24,15 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Take,
     Unsubscribe,
 )
-from oncekey.queues.rabbitmq.channel_program import ChannelProgram
-from oncekey.queues.rabbitmq.rabbit_facts import (
+from oncekey.queues.rabbitmq.message import (
+    Delivery,
+    delay_arguments,
+    delay_step,
+    message_of,
+    names_of,
+)
+from oncekey.queues.rabbitmq.program import ChannelProgram
+from oncekey.queues.rabbitmq.settings import (
     QueueReport,
     ask_management,
     facts_of,
@@ -35,7 +41,6 @@ from oncekey.queues.rabbitmq.rabbit_facts import (
     virtual_host,
     warnings_of,
 )
-from oncekey.queues.rabbitmq.topology import delay_arguments, delay_step, names_of
 from oncekey.queues.redrive import to_the_end
 
 NAMES = names_of("orders", None, None)

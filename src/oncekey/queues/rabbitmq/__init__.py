@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from oncekey.queues.rabbitmq.channel_calls import RabbitRefused
-from oncekey.queues.rabbitmq.rabbit_consumer import AsyncRabbitConsumer, RabbitConsumer
-from oncekey.queues.rabbitmq.rabbit_sender import AsyncRabbitSender, RabbitSender
+from oncekey.queues.rabbitmq.aio import AsyncRabbitConsumer
+from oncekey.queues.rabbitmq.blocking import RabbitConsumer
+from oncekey.queues.rabbitmq.broker_calls import RabbitRefused
+from oncekey.queues.rabbitmq.sender import AsyncRabbitSender, RabbitSender
 
 __all__ = [
     "AsyncRabbitConsumer",

@@ -27,8 +27,7 @@ from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import CUT_OFF_S, is_fault
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
-from oncekey.queues.rabbitmq.channel_calls import (
+from oncekey.queues.rabbitmq.broker_calls import (
     NO_QUEUE,
     NOT_TAKEN,
     Ack,
@@ -47,15 +46,17 @@ from oncekey.queues.rabbitmq.channel_calls import (
     reason_of,
     unavailable,
 )
-from oncekey.queues.rabbitmq.channel_program import ChannelProgram
-from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_cluster, parse_version
-from oncekey.queues.rabbitmq.rabbit_settings import (
+from oncekey.queues.rabbitmq.message import COPIED, STREAM, Delivery, Letter, message_of
+from oncekey.queues.rabbitmq.program import ChannelProgram
+from oncekey.queues.rabbitmq.settings import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     PUBLISH_TIMEOUT_S,
     RabbitSettings,
+    Version,
+    parse_cluster,
+    parse_version,
 )
-from oncekey.queues.rabbitmq.topology import STREAM
 
 T = TypeVar("T")
 _log = logging.getLogger("oncekey")
@@ -66,6 +67,7 @@ _REFUSED: Final = (
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
 )
+_PAMQP: Final = {"type": "message_type"}  # the library below aio-pika has another name for it
 
 
 class AioPikaSession:
@@ -343,6 +345,3 @@ class AioPikaSession:
                 "timeout, or the queue was removed"
             ),
         )
-
-
-_PAMQP: Final = {"type": "message_type"}  # the library below aio-pika has another name for it

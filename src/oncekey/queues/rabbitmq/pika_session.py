@@ -29,8 +29,7 @@ from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
-from oncekey.queues.rabbitmq.channel_calls import (
+from oncekey.queues.rabbitmq.broker_calls import (
     NO_QUEUE,
     NOT_FOUND,
     NOT_TAKEN,
@@ -51,14 +50,16 @@ from oncekey.queues.rabbitmq.channel_calls import (
     reason_of,
     unavailable,
 )
-from oncekey.queues.rabbitmq.channel_program import ChannelProgram
-from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_cluster, parse_version
-from oncekey.queues.rabbitmq.rabbit_settings import (
+from oncekey.queues.rabbitmq.message import COPIED, STREAM, Delivery, Letter, message_of
+from oncekey.queues.rabbitmq.program import ChannelProgram
+from oncekey.queues.rabbitmq.settings import (
     CONNECT_TIMEOUT_S,
     PUBLISH_TIMEOUT_S,
     RabbitSettings,
+    Version,
+    parse_cluster,
+    parse_version,
 )
-from oncekey.queues.rabbitmq.topology import STREAM
 
 T = TypeVar("T")
 _IDLE_S: Final = 5.0  # the thread looks around this often; it is woken when there is work

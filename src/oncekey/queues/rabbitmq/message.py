@@ -1,11 +1,17 @@
-"""AMQP's messages as the rules see them, and the copies that are published in their place.
+"""AMQP's messages as the rules see them, the copies that are published in their place, and the
+queues that those go to.
 
 A copy is a new message to RabbitMQ, so some of what the old one carried must not be copied: see
-`_NOT_COPIED`. Pure: knows neither of the two clients.
+`_NOT_COPIED`. A message that has to wait is moved to a delay queue, from which RabbitMQ itself
+moves it back when its time is over. There is one delay queue for each step of time, because
+RabbitMQ looks only at the first message of a queue: in one queue for all, a message that waits for
+long would hold up those behind it. The steps are powers of two seconds, so there are few queues
+however many delays are asked for. Pure: knows neither of the two clients.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +19,6 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage, short_id
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.topology import QueueNames, delay_step
 from oncekey.queues.redrive import ERROR_HEADER, HEADERS, REDRIVE_HEADER, headers_of
 
 # How often a message was delivered before it was moved to a delay queue: there RabbitMQ's own count
@@ -46,6 +51,20 @@ _NOT_COPIED: Final = frozenset(
     ("cc", "bcc", "x-acquired-count", "x-death", "x-delivery-count", RECEIVES_HEADER)
 )
 _NOT_COPIED_BEGIN: Final = ("x-first-death-", "x-last-death-")
+DELAY_MIN_S: Final = 0.125
+DELAY_MAX_S: Final = 4096.0
+# From 3.10 on a quorum queue hands an expired message over with confirms; a classic one may lose it
+# if the node dies at that moment.
+SAFE_DELAYS_SINCE: Final = (3, 10)
+Arguments = dict[str, Any]
+STREAM: Final[Arguments] = {"x-queue-type": "stream"}
+_QUORUM: Final[Arguments] = {"x-queue-type": "quorum"}
+# A message is removed from one queue only after the other has confirmed it. RabbitMQ asks for the
+# second line wherever it is told the first.
+_HANDED_OVER: Final[Arguments] = {
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
 
 
 class Delivery(NamedTuple):
@@ -222,3 +241,55 @@ def _receives(delivery: Delivery, headers: Mapping[str, str]) -> int:
 
 def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) < 10 else 0
+
+
+# --- queues ---------------------------------------------------------------------------------------
+
+
+class QueueNames(NamedTuple):
+    """The consumed queue, and where its messages go that are dead letters, or that are parked."""
+
+    queue: str
+    dead_letters: str
+    parked: str
+
+    def delay_queue(self, seconds: float) -> str:
+        """The name of the delay queue of one step."""
+        return f"{self.queue}.delay.{round(seconds * 1000)}ms"
+
+
+def names_of(queue: str, dead_letters: str | None, parked: str | None) -> QueueNames:
+    return QueueNames(queue, dead_letters or f"{queue}.dead", parked or f"{queue}.parked")
+
+
+def delay_step(seconds: float) -> float:
+    """The shortest step that is not shorter than what is asked for; the longest for anything
+    beyond it, after which the message is delivered and, if need be, delayed again."""
+    if seconds <= DELAY_MIN_S:
+        return DELAY_MIN_S
+    if seconds >= DELAY_MAX_S:
+        return DELAY_MAX_S
+    return 2.0 ** math.ceil(math.log2(seconds))
+
+
+def delay_arguments(names: QueueNames, seconds: float, version: tuple[int, ...]) -> Arguments:
+    """How the delay queue of one step is declared."""
+    back = _to(names.queue) | {"x-message-ttl": round(seconds * 1000)}
+    if version < SAFE_DELAYS_SINCE:
+        return back
+    return back | _QUORUM | _HANDED_OVER
+
+
+def queue_arguments(names: QueueNames) -> Arguments:
+    """How the consumed queue is declared: what the broker itself gives up, because consumers died
+    too often with it, is a dead letter instead of being dropped."""
+    return _QUORUM | _to(names.dead_letters) | _HANDED_OVER
+
+
+def store_arguments(version: tuple[int, ...]) -> Arguments:
+    """How the queues of dead letters and of parked messages are declared."""
+    return _QUORUM if version >= SAFE_DELAYS_SINCE else {}
+
+
+def _to(queue: str) -> Arguments:
+    return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}

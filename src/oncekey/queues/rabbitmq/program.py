@@ -22,14 +22,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.amqp_message import (
-    Letter,
-    delayed_letter,
-    letter_of,
-    redriven_letter,
-    unparked_letter,
-)
-from oncekey.queues.rabbitmq.channel_calls import (
+from oncekey.queues.rabbitmq.broker_calls import (
     Ack,
     AckTaken,
     CountMessages,
@@ -42,20 +35,26 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Take,
     Unsubscribe,
 )
-from oncekey.queues.rabbitmq.rabbit_facts import Version, stream_refused
-from oncekey.queues.rabbitmq.topology import (
+from oncekey.queues.rabbitmq.message import (
+    Letter,
     QueueNames,
     delay_arguments,
     delay_step,
+    delayed_letter,
+    letter_of,
     queue_arguments,
+    redriven_letter,
     store_arguments,
+    unparked_letter,
 )
+from oncekey.queues.rabbitmq.settings import Version, stream_refused
 from oncekey.queues.redrive import GoOn
 
 STREAM_HEADER: Final = "x-stream-offset"
 
 REFUSED_LETTER_DELAY_S: Final = 32.0  # before a letter that its queue did not take is tried again
 _log = logging.getLogger("oncekey")
+_MOVED: Final = frozenset((Kind.HIDE, Kind.RETRY, Kind.DEAD_LETTER, Kind.PARK))
 
 
 class ChannelProgram:
@@ -221,6 +220,3 @@ class ChannelProgram:
 def _tag(message: Message) -> int:
     tag: int = message.raw.tag
     return tag
-
-
-_MOVED: Final = frozenset((Kind.HIDE, Kind.RETRY, Kind.DEAD_LETTER, Kind.PARK))

@@ -1,24 +1,20 @@
 """Senders of RabbitMQ, for the publishers of an outbox: they publish with the same sessions that
-consumers have, and consume nothing."""
+consumers have, and consume nothing.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oncekey.queues.broker import BrokerUnavailable
-from oncekey.queues.missing_client import client_of
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.senders import SENDER_BATCH_MAX, prepared
-from oncekey.queues.rabbitmq.amqp_message import Letter, outgoing_letter
-from oncekey.queues.rabbitmq.channel_calls import RabbitRefused, publish
-from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
-
-if TYPE_CHECKING:
-    from oncekey.queues.rabbitmq.aio_pika_session import AioPikaSession
-    from oncekey.queues.rabbitmq.pika_session import PikaSession
+from oncekey.queues.rabbitmq.aio import AioPikaSessions
+from oncekey.queues.rabbitmq.blocking import PikaSessions
+from oncekey.queues.rabbitmq.broker_calls import RabbitRefused, publish
+from oncekey.queues.rabbitmq.message import Letter, outgoing_letter
+from oncekey.queues.rabbitmq.settings import RabbitSettings
 
 # A session is that of a queue. Nothing is declared or consumed under this name.
 _NO_QUEUE: Final = "-"
@@ -60,16 +56,12 @@ class RabbitSender(_SenderBase):
 
     def __init__(self, url: str | Sequence[str], *, exchange: str = "") -> None:
         super().__init__(url, exchange=exchange)
-        with client_of("RabbitMQ", extra="rabbitmq"):
-            from oncekey.queues.rabbitmq import pika_session
-        self._kind = pika_session.PikaSession
-        self._lock = threading.Lock()
-        self._session: PikaSession | None = None
+        self._sessions = PikaSessions(self._settings)
 
     def send(self, messages: Sequence[OutgoingMessage], /) -> list[Exception | None]:
         """Publish messages; None for each that was confirmed, or its error."""
         letters, results = self._prepared(messages)
-        reasons = self._opened().run(publish(list(letters.values())))
+        reasons = self._sessions.opened().run(publish(list(letters.values())))
         for (position, letter), reason in zip(letters.items(), reasons, strict=True):
             if reason is not None:
                 results[position] = self._refused(letter, reason)
@@ -77,17 +69,7 @@ class RabbitSender(_SenderBase):
 
     def close(self) -> None:
         """End the connection."""
-        with self._lock:
-            session, self._session = self._session, None
-        if session is not None:
-            session.close()
-
-    def _opened(self) -> PikaSession:
-        with self._lock:
-            if self._session is None or not self._session.is_open:
-                self._session = None
-                self._session = self._kind(self._settings)
-            return self._session
+        self._sessions.close()
 
 
 class AsyncRabbitSender(_SenderBase):
@@ -95,11 +77,7 @@ class AsyncRabbitSender(_SenderBase):
 
     def __init__(self, url: str | Sequence[str], *, exchange: str = "") -> None:
         super().__init__(url, exchange=exchange)
-        with client_of("RabbitMQ", extra="rabbitmq-async"):
-            from oncekey.queues.rabbitmq import aio_pika_session
-        self._kind = aio_pika_session.AioPikaSession
-        self._opening = asyncio.Lock()
-        self._session: AioPikaSession | None = None
+        self._sessions = AioPikaSessions(self._settings)
 
     async def send(self, messages: Sequence[OutgoingMessage], /) -> list[Exception | None]:
         """Publish messages; None for each that was confirmed, or its error."""
@@ -111,7 +89,7 @@ class AsyncRabbitSender(_SenderBase):
         return results
 
     async def _publish(self, letters: list[Letter]) -> list[str | None]:
-        session = await self._opened()
+        session = await self._sessions.opened()
         try:
             return await session.run(publish(letters))
         except BrokerUnavailable:
@@ -122,15 +100,4 @@ class AsyncRabbitSender(_SenderBase):
 
     async def close(self) -> None:
         """End the connection."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def _opened(self) -> AioPikaSession:
-        async with self._opening:
-            if self._session is None or not self._session.is_open:
-                self._session = None
-                session = self._kind(self._settings)
-                await session.open()
-                self._session = session
-            return self._session
+        await self._sessions.close()

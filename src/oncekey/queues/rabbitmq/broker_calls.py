@@ -1,4 +1,4 @@
-"""What the programs of a channel ask of a client: one value for each call.
+"""What the program of a channel asks of a client: one value for each call.
 
 A program is a generator that yields calls and is sent their results. So pika, in a thread, and
 aio-pika, in tasks, drive the same code; each performs a call by the client's own method. The queue
@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues import broker_faults
 from oncekey.queues.broker import BrokerUnavailable, LoginRefused
-from oncekey.queues.rabbitmq.amqp_message import Letter
-from oncekey.queues.rabbitmq.topology import Arguments
+from oncekey.queues.rabbitmq.message import Arguments, Letter
 
 T = TypeVar("T")
 
@@ -27,6 +26,10 @@ NOT_TAKEN: Final = "RabbitMQ refused it"
 # there is no such queue, another connection has it for itself, it is declared otherwise.
 NOT_FOUND: Final = 404
 REFUSALS: Final = frozenset((403, NOT_FOUND, 405, 406))
+_PREFIX: Final = "RabbitMQ: "
+_LOGIN_REFUSED: Final = frozenset(
+    ("AuthenticationError", "ProbableAuthenticationError", "ProbableAccessDeniedError")
+)
 
 
 class CountMessages(NamedTuple):
@@ -104,12 +107,6 @@ ChannelCall = (
     | AckTaken
 )
 Program = Generator[ChannelCall, Any, T]
-
-
-_PREFIX: Final = "RabbitMQ: "
-_LOGIN_REFUSED: Final = frozenset(
-    ("AuthenticationError", "ProbableAuthenticationError", "ProbableAccessDeniedError")
-)
 
 
 class RabbitRefused(ConfigurationError):
