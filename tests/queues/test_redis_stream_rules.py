@@ -205,9 +205,9 @@ def test_servers_that_cannot_be_used_are_refused() -> None:
 
 
 def test_a_blocking_read_ends_before_the_callers_client_gives_up() -> None:
-    effect = WaitForEntry("orders", "shipping", "me", 500)
-    assert 100 in read_command(effect, redis.Redis(socket_timeout=0.2))
-    assert 500 in read_command(effect, redis.Redis(socket_timeout=None))
+    call = WaitForEntry("orders", "shipping", "me", 500)
+    assert 100 in read_command(call, redis.Redis(socket_timeout=0.2))
+    assert 500 in read_command(call, redis.Redis(socket_timeout=None))
 
 
 def test_unknown_options_of_a_consumer_are_refused() -> None:

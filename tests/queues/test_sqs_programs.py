@@ -47,13 +47,7 @@ class Scripted:
         self.messages: list[dict[str, Any]] = []
         self.attributes = {URL: _attributes("orders", RedrivePolicy=_policy(), **attributes)}
         self.attributes[DEAD_URL] = _attributes("dead")
-        self.program = QueueProgram(
-            URL,
-            dead_letter_queue=None,
-            park_queue=None,
-            max_tries=5,
-            clock=lambda: self.now,
-        )
+        self.program = QueueProgram(URL, max_tries=5, clock=lambda: self.now)
 
     def run(self, program: Program[Any]) -> Any:
         answer: Any = None

@@ -304,7 +304,7 @@ class AiokafkaBroker:
                 await self._consumer.commit(offsets_of(offsets))
         except BaseException as error:
             self._check_client(error)
-            # They are told again, or delivered again, and the store knows how they ended.
+            # They are sent again, or their messages come again; the store knows how they ended.
             _log.warning("Kafka did not take offsets: %s", reason_of(error))
             self._state.not_committed(offsets)
 

@@ -1,4 +1,4 @@
-"""What a cluster tells about topics, asked by aiokafka.
+"""What a cluster says about topics, asked by aiokafka.
 
 Its administrator's client asks by an old version of the request, whose answer has no topic ids. So
 this module has the version of the request that Kafka 2.8 has brought, written with aiokafka's own
@@ -191,14 +191,14 @@ def _id_of(topic: tuple[Any, ...] | None) -> str | None:
     return "".join(f"{part & (1 << 64) - 1:016x}" for part in id) if tuple(id) != _NO_ID else None
 
 
-# --- what the cluster tells -----------------------------------------------------------------------
+# --- what the cluster says ------------------------------------------------------------------------
 
 
 async def ask(
     config: Mapping[str, Any], topics: Sequence[str], seconds: float
 ) -> tuple[float | None, str | None]:
     """Check that topics exist, and return for how many seconds the longest of them keeps a message
-    (math.inf for ever), and the cluster's id; None for what the cluster does not tell."""
+    (math.inf for ever), and the cluster's id; None for what it does not say."""
     milliseconds = int(seconds * 1000)
     admin = AIOKafkaAdminClient(**connection_options(config), request_timeout_ms=milliseconds)
     try:

@@ -63,7 +63,7 @@ class PartitionOffsets:
         return None if position == self._committed else position
 
     def commit(self, position: int | None) -> None:
-        """Note that Kafka was told `position`; None if it did not take it, so it is told again."""
+        """Note that `position` was sent to Kafka; None if it was not taken, so it is sent again."""
         self._committed = position
 
     @property

@@ -1,5 +1,5 @@
 """What the rest of this package has to know about confluent-kafka: its values, what its errors mean
-for a consumer, and what it tells about a cluster's topics.
+for a consumer, the offsets of whole topics, and what a cluster says about topics.
 
 Old brokers, and librdkafka's mock, cannot be asked for some of the last: that is None here, and
 whoever needs it refuses to begin. Nothing is written here; a broker that creates topics by itself
@@ -52,7 +52,7 @@ FINAL: Final = frozenset(
 )
 _PAUSE_S: Final = 0.1
 _CRITICAL: Final = 2  # of syslog's levels
-# The cluster has no ids to tell, or no such topic any more.
+# The cluster has no ids, or no such topic any more.
 _NO_IDENTITY: Final = frozenset(
     (
         KafkaError._UNSUPPORTED_FEATURE,
@@ -72,7 +72,7 @@ def connection_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stores_headers(config: Mapping[str, Any]) -> bool:
-    """False if the client is told that its brokers are older than Kafka 0.11, whose messages have
+    """False if the options say that the brokers are older than Kafka 0.11, whose messages have
     no headers; the client drops them without an error then."""
     return str(config.get("api.version.request", True)).lower() not in ("false", "0")
 
@@ -256,7 +256,7 @@ class ConfluentTopics:
 
     def retention(self, topics: Sequence[str]) -> float | None:
         """Return for how many seconds the longest of these topics keeps a message; math.inf for
-        ever, None if the cluster does not tell."""
+        ever, None if the cluster does not say."""
         if not self._has_controller():
             return None
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]

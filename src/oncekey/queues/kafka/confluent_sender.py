@@ -223,7 +223,7 @@ def _write(
     headers: list[tuple[str, bytes]],
 ) -> None:
     """Write a letter, and raise if not all replicas have it: then it stays where it is. What was
-    given up is no longer in the producer's queue either, so only its report tells."""
+    given up is no longer in the producer's queue either, so only its report says so."""
     errors: list[KafkaError | None] = []
     producer.produce(
         topic,

@@ -51,8 +51,8 @@ _AGAIN: Final = frozenset((Kind.HIDE, Kind.RETRY, Kind.GIVE_BACK))
 
 
 class Forward(NamedTuple):
-    """A record that the client is to write; `written` is told whether it was, durably. It must be
-    told in any case, also of a partition that was lost: messages in order wait for it."""
+    """A record that the client is to write; `written` is then called, with the error if there was
+    one: also for a partition that was lost, since messages in order wait for it."""
 
     record: ForwardedRecord
     entry: Entry[ReceivedRecord]

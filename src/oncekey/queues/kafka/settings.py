@@ -36,7 +36,7 @@ FETCH_MAX: Final = 500  # messages that are taken from the client at a time
 # are busy. The client has fetched some ahead by then, and a pause throws those away.
 PAUSE_AFTER_S: Final = 2.0
 COMMIT_RETRY_S: Final = 1.0  # after Kafka did not take an offset
-CHECK_RETRY_S: Final = 1.0  # after Kafka did not tell a topic's id
+CHECK_RETRY_S: Final = 1.0  # after Kafka did not give a topic's id
 # How often the ids of the topics are asked for, while messages come or offsets are committed.
 CHECK_EVERY_S: Final = 5.0
 # A topic that Kafka does not know is asked for so long at the start: a broker that creates topics
@@ -107,8 +107,8 @@ class KafkaSettings:
     max_uncommitted    a partition with as many received and uncommitted messages is paused
     stuck_after        a try that comes so long after the first one is made from the retry topic
     revoke_timeout     how long a revoked partition waits for its running handlers
-    ask_timeout        how long the broker may take to tell about its topics, and with aiokafka to
-                       take an offset
+    ask_timeout        how long the broker may take to answer about its topics, and with aiokafka
+                       to take an offset
     """
 
     topic: str

@@ -87,7 +87,7 @@ class AioPikaBroker:
 
     async def extend(self, messages: Sequence[Message], seconds: float) -> None:
         """RabbitMQ has no deadline that could be extended: a message is its consumer's until the
-        consumer timeout, which `facts` told."""
+        consumer timeout, which `facts` returned."""
 
     async def redrive(
         self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end

@@ -2,7 +2,7 @@
 
 Programs run one after the other; deliveries wait in a buffer until somebody takes them. A session
 that has ended stays ended: RabbitMQ delivers again what it left unsettled, and the broker opens a
-new one. (aio-pika's robust connections reopen by themselves, so that one could not tell which
+new one. (aio-pika's robust connections reopen by themselves, so that nobody would know which
 deliveries are still valid; they are not used.)
 """
 
@@ -258,7 +258,7 @@ class AioPikaSession:
 
     async def _publish_alone(self, letter: Letter) -> str | None:
         """RabbitMQ closes the channel over a message that is too large or has no exchange. With
-        others on the same channel one could not tell which of them it was, and those that are
+        others on the same channel nobody would know which of them it was, and those that are
         under way then may end the whole connection."""
         try:
             return await self._publish(letter)

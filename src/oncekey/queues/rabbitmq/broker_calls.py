@@ -136,7 +136,7 @@ def unavailable(error: BaseException) -> BrokerUnavailable:
 
 
 def _is_login_refused(error: BaseException) -> bool:
-    """True if RabbitMQ has refused the user or the virtual host, as pika and aiormq tell it. The
+    """True if RabbitMQ has refused the user or the virtual host, as pika and aiormq say it. The
     latter has no class for a virtual host, whose connection is closed instead of being opened."""
     if isinstance(error, LoginRefused) or type(error).__name__ in _LOGIN_REFUSED:
         return True

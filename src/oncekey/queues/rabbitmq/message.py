@@ -60,7 +60,7 @@ Arguments = dict[str, Any]
 STREAM: Final[Arguments] = {"x-queue-type": "stream"}
 _QUORUM: Final[Arguments] = {"x-queue-type": "quorum"}
 # A message is removed from one queue only after the other has confirmed it. RabbitMQ asks for the
-# second line wherever it is told the first.
+# second line wherever it is given the first.
 _HANDED_OVER: Final[Arguments] = {
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",

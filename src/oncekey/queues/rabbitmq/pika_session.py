@@ -208,7 +208,7 @@ class PikaSession:
             if connection.is_open:
                 self._give_back()
                 connection.close()
-        except Exception as failure:  # it is gone, and whoever waits for this thread must be told
+        except Exception as failure:  # it is gone, and somebody waits for the end of this thread
             _log.info("RabbitMQ: the connection was not closed well: %s", reason_of(failure))
         with suppress(Exception):
             connection._cleanup()  # pika leaves the sockets of a lost connection open

@@ -98,7 +98,7 @@ class ChannelProgram:
             self.is_subscribed = True
 
     def may_be_of_a_stream(self, messages: Sequence[Message]) -> bool:
-        """True if only `check_kind` can tell whether this is a queue: its messages have a header
+        """True if `check_kind` has to find out whether this is a queue: its messages have a header
         that a stream gives them, and that a shovel copies into queues."""
         return not self._is_queue and any(STREAM_HEADER in each.headers for each in messages)
 

@@ -89,7 +89,7 @@ class RabbitSettings:
         return names_of(self.queue, self.dead_letter_queue, self.park_queue)
 
     def ask_report(self, version: Version) -> QueueReport | None:
-        """What the management API tells, if its address was given. Blocks."""
+        """What the management API reports, if its address was given. Blocks."""
         if self.management_url is None:
             return None
         answer = ask_management(self.management_url, virtual_host(self.urls[0]), self.queue)
@@ -255,12 +255,12 @@ def parse_version(properties: Mapping[str, Any]) -> Version:
 
 def parse_cluster(properties: Mapping[str, Any]) -> str | None:
     """The name of the cluster, from what the server says when a client connects. Until an operator
-    gives it one (`rabbitmqctl set_cluster_name`), each node tells its own name, as rabbit@host."""
+    gives it one (`rabbitmqctl set_cluster_name`), each node gives its own name, as rabbit@host."""
     return _text(properties.get("cluster_name")) or None
 
 
 def cluster_doubt(cluster: str | None, addresses: int) -> tuple[str, bool]:
-    """Why the name of a cluster may not tell it from another one, or ""; and whether a consumer
+    """Why the name of a cluster may be that of another one too, or ""; and whether a consumer
     with so many addresses must not begin by it."""
     if cluster is None or "@" not in cluster:
         return "", False
@@ -287,7 +287,7 @@ def virtual_host(url: str) -> str:
 
 
 def ask_management(url: str, host: str, queue: str) -> dict[str, Any]:
-    """What the management API tells about a queue. `url` may have the user and the password."""
+    """What the management API reports about a queue. `url` may have the user and the password."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError("management_url= must be such as http://user:password@host:15672")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from oncekey.core.errors import OncekeyError
 from oncekey.engine.aio.once import AsyncOnce
@@ -14,11 +14,12 @@ from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.message_key import DELIVERY, KeyChoice
 from oncekey.queues.missing_client import client_of
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redis_streams.broker_calls import Flow
+from oncekey.queues.redis_streams.broker_calls import Program
 from oncekey.queues.redis_streams.program import StreamProgram
 from oncekey.queues.redis_streams.settings import settings_of
 from oncekey.queues.redrive import GoOn, to_the_end
 
+T = TypeVar("T")
 _log = logging.getLogger("oncekey")
 
 
@@ -55,12 +56,10 @@ class AsyncRedisStreamBroker:
         )
 
     async def facts(self) -> BrokerFacts:
-        facts: BrokerFacts = await self._run(self.program.facts())
-        return facts
+        return await self._run(self.program.facts())
 
     async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
-        messages: Sequence[Message] = await self._run(self.program.receive(most, wait, lease))
-        return messages
+        return await self._run(self.program.receive(most, wait, lease))
 
     async def settle(self, settled: Sequence[Settled]) -> None:
         await self._run(self.program.settle(settled))
@@ -71,8 +70,7 @@ class AsyncRedisStreamBroker:
     async def redrive(
         self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
     ) -> int:
-        moved: int = await self._run(self.program.redrive(most, id, parked, go_on))
-        return moved
+        return await self._run(self.program.redrive(most, id, parked, go_on))
 
     async def close(self) -> None:
         try:
@@ -82,5 +80,5 @@ class AsyncRedisStreamBroker:
         finally:  # also if it is cancelled, since the server does not answer
             await self._client.close()
 
-    async def _run(self, flow: Flow) -> Any:
-        return await self._client.run(flow, self.program.settings)
+    async def _run(self, program: Program[T]) -> T:
+        return await self._client.run(program, self.program.settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from oncekey.core.errors import OncekeyError
 from oncekey.engine.blocking.once import Once
@@ -14,11 +14,12 @@ from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.message_key import DELIVERY, KeyChoice
 from oncekey.queues.missing_client import client_of
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redis_streams.broker_calls import Flow
+from oncekey.queues.redis_streams.broker_calls import Program
 from oncekey.queues.redis_streams.program import StreamProgram
 from oncekey.queues.redis_streams.settings import settings_of
 from oncekey.queues.redrive import GoOn, to_the_end
 
+T = TypeVar("T")
 _log = logging.getLogger("oncekey")
 
 
@@ -76,12 +77,10 @@ class RedisStreamBroker:
         )
 
     def facts(self) -> BrokerFacts:
-        facts: BrokerFacts = self._run(self.program.facts())
-        return facts
+        return self._run(self.program.facts())
 
     def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
-        messages: Sequence[Message] = self._run(self.program.receive(most, wait, lease))
-        return messages
+        return self._run(self.program.receive(most, wait, lease))
 
     def settle(self, settled: Sequence[Settled]) -> None:
         self._run(self.program.settle(settled))
@@ -90,8 +89,7 @@ class RedisStreamBroker:
         self._run(self.program.extend(messages, seconds))
 
     def redrive(self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end) -> int:
-        moved: int = self._run(self.program.redrive(most, id, parked, go_on))
-        return moved
+        return self._run(self.program.redrive(most, id, parked, go_on))
 
     def close(self) -> None:
         try:
@@ -100,5 +98,5 @@ class RedisStreamBroker:
             _log.info("nothing is given back: %s", error)
         self._client.close()
 
-    def _run(self, flow: Flow) -> Any:
-        return self._client.run(flow, self.program.settings)
+    def _run(self, program: Program[T]) -> T:
+        return self._client.run(program, self.program.settings)

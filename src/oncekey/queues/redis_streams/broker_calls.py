@@ -12,10 +12,12 @@ import functools
 import hashlib
 from collections.abc import Generator, Sequence
 from importlib import resources
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
+
+T = TypeVar("T")
 
 SCRIPT_NAMES: Final = ("open", "take", "settle", "extend", "tidy", "leave", "redrive")
 _NO_GROUP: Final = "NOGROUP"
@@ -58,11 +60,11 @@ class AddEntry(NamedTuple):
 
 
 class AskServer(NamedTuple):
-    """INFO; the result is a dictionary, empty if the server does not tell."""
+    """INFO; the result is a dictionary, empty if the server does not answer it."""
 
 
-StreamEffect = RunScript | AddEntry | WaitForEntry | AskServer
-Flow = Generator[StreamEffect, Any, Any]
+StreamCall = RunScript | AddEntry | WaitForEntry | AskServer
+Program = Generator[StreamCall, Any, T]
 
 
 # --- scripts --------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""Clients of redis-py, for threads and for tasks: made of a URL or checked, they run the flows of a
-program, and pipelines. They repeat nothing.
+"""Clients of redis-py, for threads and for tasks: made of a URL or checked, they run programs of
+calls, and pipelines. They repeat nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import redis
 import redis.asyncio
@@ -21,14 +21,16 @@ from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.redis_streams.broker_calls import (
     AddEntry,
     AskServer,
-    Flow,
+    Program,
     RunScript,
-    StreamEffect,
+    StreamCall,
     WaitForEntry,
     script,
     translated,
 )
 from oncekey.queues.redis_streams.settings import StreamSettings
+
+T = TypeVar("T")
 
 REPLY_TIMEOUT_S: Final = 5.0  # of our own clients, beyond the time of a blocking read
 _ERRORS: Final = (RedisError, OSError)
@@ -74,33 +76,34 @@ class StreamClient(_ClientBase):
         kinds = (redis.Redis, redis.RedisCluster)
         super().__init__(server, kinds, Retry(NoBackoff(), 0), other, settings)
 
-    def run(self, flow: Flow, settings: StreamSettings) -> Any:
-        """Run a flow to its end, and return its result."""
-        result = None
+    def run(self, program: Program[T], settings: StreamSettings) -> T:
+        """Run a program of calls."""
+        reply: Any = None
         while True:
             try:
-                effect = flow.send(result)
+                call = program.send(reply)
             except StopIteration as stop:
-                return stop.value
+                result: T = stop.value
+                return result
             try:
-                result = self.perform(effect)
+                reply = self.perform(call)
             except Exception as error:
                 if not isinstance(error, _ERRORS):
                     self.close()  # what it has in its pool may be half read
                 raise translated(error, settings.stream, settings.group) from error
 
-    def perform(self, effect: StreamEffect) -> Any:
+    def perform(self, call: StreamCall) -> Any:
         execute = self._client.execute_command
-        if isinstance(effect, RunScript):
+        if isinstance(call, RunScript):
             try:
-                return execute(*_script_command(effect, by_digest=True))
+                return execute(*_script_command(call, by_digest=True))
             except NoScriptError:
-                return execute(*_script_command(effect, by_digest=False))
-        if isinstance(effect, AddEntry):
-            return execute("XADD", effect.stream, "*", *effect.words)
-        if isinstance(effect, WaitForEntry):
-            return execute(*read_command(effect, self._client))
-        assert isinstance(effect, AskServer)
+                return execute(*_script_command(call, by_digest=False))
+        if isinstance(call, AddEntry):
+            return execute("XADD", call.stream, "*", *call.words)
+        if isinstance(call, WaitForEntry):
+            return execute(*read_command(call, self._client))
+        assert isinstance(call, AskServer)
         try:
             return _flat_info(self._client.info())
         except ResponseError:
@@ -131,16 +134,17 @@ class AsyncStreamClient(_ClientBase):
         kinds = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
         super().__init__(server, kinds, AsyncRetry(NoBackoff(), 0), other, settings)
 
-    async def run(self, flow: Flow, settings: StreamSettings) -> Any:
-        """Run a flow to its end, and return its result."""
-        result = None
+    async def run(self, program: Program[T], settings: StreamSettings) -> T:
+        """Run a program of calls."""
+        reply: Any = None
         while True:
             try:
-                effect = flow.send(result)
+                call = program.send(reply)
             except StopIteration as stop:
-                return stop.value
+                result: T = stop.value
+                return result
             try:
-                result = await self._perform(effect)
+                reply = await self._perform(call)
             except BaseException as error:
                 if not is_fault(error):
                     raise
@@ -148,18 +152,18 @@ class AsyncStreamClient(_ClientBase):
                     await self.close()  # what it has in its pool may be half read
                 raise translated(error, settings.stream, settings.group) from error
 
-    async def _perform(self, effect: StreamEffect) -> Any:
+    async def _perform(self, call: StreamCall) -> Any:
         execute = self._client.execute_command
-        if isinstance(effect, RunScript):
+        if isinstance(call, RunScript):
             try:
-                return await execute(*_script_command(effect, by_digest=True))
+                return await execute(*_script_command(call, by_digest=True))
             except NoScriptError:
-                return await execute(*_script_command(effect, by_digest=False))
-        if isinstance(effect, AddEntry):
-            return await execute("XADD", effect.stream, "*", *effect.words)
-        if isinstance(effect, WaitForEntry):
-            return await execute(*read_command(effect, self._client))
-        assert isinstance(effect, AskServer)
+                return await execute(*_script_command(call, by_digest=False))
+        if isinstance(call, AddEntry):
+            return await execute("XADD", call.stream, "*", *call.words)
+        if isinstance(call, WaitForEntry):
+            return await execute(*read_command(call, self._client))
+        assert isinstance(call, AskServer)
         try:
             return _flat_info(await self._client.info())
         except ResponseError:
@@ -203,21 +207,21 @@ def _away(error: BaseException) -> BrokerUnavailable:
     return BrokerUnavailable(f"Redis does not answer as it should: {first_line}")
 
 
-def _script_command(effect: RunScript, *, by_digest: bool) -> list[Any]:
-    found = script(effect.name)
+def _script_command(call: RunScript, *, by_digest: bool) -> list[Any]:
+    found = script(call.name)
     name = ("EVALSHA", found.digest) if by_digest else ("EVAL", found.text)
-    return [*name, len(effect.keys), *effect.keys, *effect.arguments]
+    return [*name, len(call.keys), *call.keys, *call.arguments]
 
 
-def read_command(effect: WaitForEntry, client: Any) -> list[Any]:
+def read_command(call: WaitForEntry, client: Any) -> list[Any]:
     """The blocking read. It must end before the client gives its connection up."""
-    milliseconds = effect.milliseconds
+    milliseconds = call.milliseconds
     timeout = _options_of(client).get("socket_timeout")
     if timeout is not None:
         milliseconds = max(1, min(milliseconds, int(timeout * 500)))
     return [
-        *("XREADGROUP", "GROUP", effect.group, effect.consumer),
-        *("COUNT", 1, "BLOCK", milliseconds, "STREAMS", effect.stream, ">"),
+        *("XREADGROUP", "GROUP", call.group, call.consumer),
+        *("COUNT", 1, "BLOCK", milliseconds, "STREAMS", call.stream, ">"),
     ]
 
 

@@ -25,8 +25,8 @@ Fields = tuple[tuple[bytes, bytes], ...]
 
 
 class StreamEntry(NamedTuple):
-    """One delivery of an entry: `raw` of its message. The id and the number of deliveries together
-    tell this delivery from all others."""
+    """One delivery of an entry: `raw` of its message. No other one has the same id and the same
+    number of deliveries."""
 
     id: str
     deliveries: int

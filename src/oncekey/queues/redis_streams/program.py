@@ -1,4 +1,4 @@
-"""What a broker does with a stream, without a client: flows that yield calls of the server.
+"""What a consumer does with a stream, as programs of calls of the server.
 
 Redis keeps what a group was given and has not acknowledged in its list of pending entries. An entry
 stays in that list until it is done, whatever happens to its consumer, so nothing is lost with a
@@ -14,7 +14,7 @@ The set only says when. If it is lost, or a consumer dies between a blocking rea
 the set, `tidy` finds pending entries that are not in it, once they were idle for a lease. An entry
 keeps its id all the way, and with it its number of deliveries.
 
-The scripts are in lua/. A flow may be abandoned at any yield, as by a broken connection.
+The scripts are in lua/. A program may be abandoned at any yield, as by a broken connection.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from oncekey.queues.queue_message import Message
 from oncekey.queues.redis_streams.broker_calls import (
     AddEntry,
     AskServer,
-    Flow,
+    Program,
     RunScript,
     WaitForEntry,
 )
@@ -74,8 +74,8 @@ _ACTIONS: Final = {
 
 
 class StreamProgram:
-    """A consumer of a group. `needs_identity` has the stream marked, so that it can be told from
-    one of the same name that is created later."""
+    """The programs of one consumer of a group. `needs_identity` has the stream marked, so that a
+    later one of the same name is known for another stream."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class StreamProgram:
 
     # --- the start ----------------------------------------------------------------------------
 
-    def facts(self) -> Flow:
+    def facts(self) -> Program[BrokerFacts]:
         own = self.settings
         if self._process != os.getpid():
             self._process = os.getpid()  # it was made before a fork
@@ -130,7 +130,7 @@ class StreamProgram:
 
     # --- receiving ----------------------------------------------------------------------------
 
-    def receive(self, most: int, wait: float, lease: float) -> Flow:
+    def receive(self, most: int, wait: float, lease: float) -> Program[Sequence[Message]]:
         if not most:
             return ()
         if self._now() - self._tidied_at >= TIDY_EVERY_S:
@@ -150,7 +150,7 @@ class StreamProgram:
         messages, _ = yield from self._take(most, lease)
         return messages
 
-    def _take(self, most: int, lease: float) -> Flow:
+    def _take(self, most: int, lease: float) -> Program[tuple[list[Message], float]]:
         own = self.settings
         arguments = (
             own.group,
@@ -177,7 +177,7 @@ class StreamProgram:
         messages = [message_of(entry, own.stream, own.body_field, self.identity) for entry in taken]
         return messages, (next_due / 1000 if next_due >= 0 else BLOCK_MAX_S)
 
-    def _tidy(self, lease: float) -> Flow:
+    def _tidy(self, lease: float) -> Program[None]:
         own = self.settings
         arguments = (
             own.group,
@@ -203,7 +203,7 @@ class StreamProgram:
 
     # --- settling -----------------------------------------------------------------------------
 
-    def settle(self, settled: Sequence[Settled]) -> Flow:
+    def settle(self, settled: Sequence[Settled]) -> Program[None]:
         own = self.settings
         moved = yield from self._move_large(settled)
         removed = [m.raw.id for m, ending in settled if ending.kind is Kind.REMOVE or m in moved]
@@ -237,10 +237,11 @@ class StreamProgram:
                 id.decode(),
             )
 
-    def _move_large(self, settled: Sequence[Settled]) -> Flow:
+    def _move_large(self, settled: Sequence[Settled]) -> Program[set[Message]]:
         """Move dead letters and parked messages that are too large for the script; they are to be
         removed then. A crash in between leaves a second copy, as any move may."""
-        own, moved = self.settings, set()
+        own = self.settings
+        moved = set[Message]()
         for message, disposition in settled:
             if disposition.kind not in (Kind.DEAD_LETTER, Kind.PARK):
                 continue
@@ -251,7 +252,7 @@ class StreamProgram:
                 moved.add(message)
         return moved
 
-    def extend(self, messages: Sequence[Message], seconds: float) -> Flow:
+    def extend(self, messages: Sequence[Message], seconds: float) -> Program[None]:
         own = self.settings
         arguments: list[str | bytes | int] = [own.group, self.consumer]
         arguments.append(_ms(seconds + LEASE_MARGIN_S))
@@ -266,7 +267,7 @@ class StreamProgram:
                 id.decode(),
             )
 
-    def redrive(self, most: int, id: str, parked: bool, go_on: GoOn) -> Flow:
+    def redrive(self, most: int, id: str, parked: bool, go_on: GoOn) -> Program[int]:
         """Move what stands in the stream of dead letters, or of parked messages, up to what is its
         last entry at the beginning. One that fails again stands behind that."""
         own, moved, copied = self.settings, 0, b""
@@ -295,7 +296,7 @@ class StreamProgram:
                 break
         return moved
 
-    def leave(self) -> Flow:
+    def leave(self) -> Program[None]:
         own = self.settings
         arguments = (own.group, self.consumer, POSTPONED)
         yield RunScript("leave", (own.stream, own.due_key), arguments)

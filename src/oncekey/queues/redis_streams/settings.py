@@ -99,7 +99,7 @@ class StreamSettings:
 
     @property
     def broker_key(self) -> str:
-        """The key that tells this server, and its copies, from any other that has such a stream."""
+        """The key whose value this server and its copies have, and no other with such a stream."""
         return f"{self.stream}:oncekey-broker"
 
     @property

@@ -5,7 +5,6 @@ calls.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
@@ -48,13 +47,8 @@ class AsyncSQSConsumer(AsyncConsumer):
         max_tries: int = MAX_TRIES_DEFAULT,
         **options: Any,
     ) -> None:
-        broker = AiobotocoreBroker(
-            client,
-            queue,
-            dead_letter_queue=dead_letter_queue,
-            park_queue=park_queue,
-            max_tries=max_tries,
-        )
+        program = QueueProgram(queue, dead_letter_queue, park_queue, max_tries=max_tries)
+        broker = AiobotocoreBroker(client, program)
         super().__init__(once, handler, broker, name=name, key=key, max_tries=max_tries, **options)
 
     async def settle(self, settled: Sequence[Settled]) -> None:
@@ -66,25 +60,11 @@ class AsyncSQSConsumer(AsyncConsumer):
 class AiobotocoreBroker:
     """A queue of SQS, from tasks: an `AsyncBroker`."""
 
-    def __init__(
-        self,
-        client: Any,
-        queue: str,
-        *,
-        dead_letter_queue: str | None = None,
-        park_queue: str | None = None,
-        max_tries: int,
-    ) -> None:
+    def __init__(self, client: Any, program: QueueProgram) -> None:
         """`client` is one of aiobotocore: see `AiobotocoreCalls`."""
+        self.program = program
         self._calls = AiobotocoreCalls(client)
         self._facts: BrokerFacts | None = None
-        self.program = QueueProgram(
-            queue,
-            dead_letter_queue=dead_letter_queue,
-            park_queue=park_queue,
-            max_tries=max_tries,
-            clock=time.monotonic,
-        )
 
     async def facts(self) -> BrokerFacts:
         if self._facts is None:  # `handle` of a consumer asks for each message

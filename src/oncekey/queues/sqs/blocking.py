@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -54,13 +53,8 @@ class SQSConsumer(Consumer):
         max_tries: int = MAX_TRIES_DEFAULT,
         **options: Any,
     ) -> None:
-        broker = Boto3Broker(
-            client,
-            queue,
-            dead_letter_queue=dead_letter_queue,
-            park_queue=park_queue,
-            max_tries=max_tries,
-        )
+        program = QueueProgram(queue, dead_letter_queue, park_queue, max_tries=max_tries)
+        broker = Boto3Broker(client, program)
         super().__init__(once, handler, broker, name=name, key=key, max_tries=max_tries, **options)
 
     def settle(self, settled: Sequence[Settled]) -> None:
@@ -72,25 +66,11 @@ class SQSConsumer(Consumer):
 class Boto3Broker:
     """A queue of SQS, from threads: a `Broker`."""
 
-    def __init__(
-        self,
-        client: Any,
-        queue: str,
-        *,
-        dead_letter_queue: str | None = None,
-        park_queue: str | None = None,
-        max_tries: int,
-    ) -> None:
+    def __init__(self, client: Any, program: QueueProgram) -> None:
         """`client` is `boto3.client("sqs")`; None makes one when it is first needed."""
+        self.program = program
         self._calls = Boto3Calls(client)
         self._facts: BrokerFacts | None = None
-        self.program = QueueProgram(
-            queue,
-            dead_letter_queue=dead_letter_queue,
-            park_queue=park_queue,
-            max_tries=max_tries,
-            clock=time.monotonic,
-        )
 
     def facts(self) -> BrokerFacts:
         if self._facts is None:  # `handle` of a consumer asks for each message

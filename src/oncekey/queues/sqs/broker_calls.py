@@ -69,7 +69,7 @@ LASTING: Final = frozenset((Cause.QUEUE_GONE, Cause.REFUSED))
 @dataclass(frozen=True, slots=True)
 class CallFailed:
     """A call, or one entry of a batch call, that failed. `is_known` is False for an error that is
-    none of botocore's: nobody can tell in which state it has left the client."""
+    none of botocore's: nobody knows in which state it has left the client."""
 
     cause: Cause
     code: str

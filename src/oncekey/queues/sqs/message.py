@@ -37,7 +37,7 @@ from oncekey.queues.sqs.broker_calls import BATCH_MAX
 PACKED_ATTRIBUTE: Final = "oncekey"
 ATTRIBUTES_MAX: Final = 10
 SOURCE_HEADER: Final = "oncekey-source"
-# What SQS tells of a message that it has moved to the dead-letter queue itself.
+# What SQS says of a message that it has moved to the dead-letter queue itself.
 _SOURCE_ATTRIBUTE: Final = "DeadLetterQueueSourceArn"
 MOVED_HEADER: Final = "oncekey-moved"
 _MARKS: Final = (*HEADERS, SOURCE_HEADER, MOVED_HEADER)
@@ -168,7 +168,7 @@ def was_moved(letter: Message, id: str) -> bool:
 
 
 def source_of(letter: Message) -> str:
-    """Return the ARN of the queue that a dead letter comes from, or "" if it does not tell."""
+    """Return the ARN of the queue that a dead letter comes from, or "" if it does not say."""
     by_sqs = letter.raw.get("Attributes", {}).get(_SOURCE_ATTRIBUTE, "")
     return letter.headers.get(SOURCE_HEADER, "") or str(by_sqs)
 
@@ -208,7 +208,7 @@ def in_sizes(entries: list[Entry], max_bytes: int) -> Iterator[list[int]]:
 
 
 def has_marks(entry: Entry) -> bool:
-    """True if the entry tells why it was sent."""
+    """True if the entry says why it was sent."""
     return any(name.lower() in _OURS for name in entry.get("MessageAttributes", {}))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -75,11 +76,11 @@ class QueueProgram:
     def __init__(
         self,
         queue: str,
+        dead_letter_queue: str | None = None,
+        park_queue: str | None = None,
         *,
-        dead_letter_queue: str | None,
-        park_queue: str | None,
         max_tries: int,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`queue` is its URL, its name or its ARN, and so are the two others; `clock` is a
         monotonic one."""
@@ -152,7 +153,7 @@ class QueueProgram:
             answer = yield Call("receive_message", arguments)
             if isinstance(answer, CallFailed):
                 if messages:
-                    break  # what was received before is handled; the next receive tells
+                    break  # what was received before is handled; the next receive raises it
                 raise _error("receive from", self.source.name, answer)
             received = answer.get("Messages", ())
             for raw in received:

@@ -19,7 +19,7 @@ VISIBILITY_MAX_S: Final = 12 * 3600
 WAIT_MAX_S: Final = 20  # of one long poll
 # A try costs one receive; if its consumer dies, the lease may outlast the visibility by one more.
 RECEIVES_PER_TRY: Final = 2
-# Servers with SQS's protocol do not all tell everything. A message is then kept as long as SQS can,
+# Not every server with SQS's protocol reports all of it. A message is then kept as long as SQS can,
 # so that no key is forgotten before it, and is as large as SQS allowed from its beginning.
 UNTOLD_RETENTION_S: Final = 14 * 86_400
 UNTOLD_BYTES: Final = 262_144
@@ -30,7 +30,7 @@ _AWS_HOSTS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 class QueueAttributes:
     """The attributes of a queue that a consumer needs.
 
-    created        tells a queue from a later one of the same name
+    created        differs from that of a later queue of the same name
     dead_letters   the ARN of its dead-letter queue, "" if its redrive policy names none
     max_receives   after so many receives SQS itself moves a message there, 0 if it never does
     """
