@@ -37,7 +37,7 @@ from oncekey.queues.kafka import (
 )
 from oncekey.queues.rabbitmq import pika_session
 from oncekey.queues.redis_streams import program as stream_program
-from oncekey.queues.redis_streams.broker_calls import SCRIPT_NAMES, script
+from oncekey.queues.redis_streams.client import SCRIPT_NAMES, script
 from oncekey.queues.sqs import AsyncSQSConsumer
 
 

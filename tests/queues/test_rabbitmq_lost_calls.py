@@ -17,7 +17,7 @@ from tests.support.servers import Proxy, processes
 
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.rabbitmq.aio import AioPikaBroker
-from oncekey.queues.rabbitmq.broker_calls import CountMessages, Program
+from oncekey.queues.rabbitmq.program import CountMessages, Program
 from oncekey.queues.rabbitmq.settings import RabbitSettings
 
 

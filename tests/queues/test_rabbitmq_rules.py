@@ -12,9 +12,17 @@ from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import REMOVE, STOPPED, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.broker_calls import (
+from oncekey.queues.rabbitmq.message import (
+    Delivery,
+    delay_arguments,
+    delay_step,
+    message_of,
+    names_of,
+)
+from oncekey.queues.rabbitmq.program import (
     Ack,
     AckTaken,
+    ChannelProgram,
     CountMessages,
     Declare,
     Program,
@@ -24,14 +32,6 @@ from oncekey.queues.rabbitmq.broker_calls import (
     Take,
     Unsubscribe,
 )
-from oncekey.queues.rabbitmq.message import (
-    Delivery,
-    delay_arguments,
-    delay_step,
-    message_of,
-    names_of,
-)
-from oncekey.queues.rabbitmq.program import ChannelProgram
 from oncekey.queues.rabbitmq.settings import (
     QueueReport,
     ask_management,

@@ -14,8 +14,7 @@ from tests.support.servers.requirements import require
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.disposition import REMOVE, STOPPED, DeadLetter, Disposition, Kind
 from oncekey.queues.redis_streams import program as stream_program
-from oncekey.queues.redis_streams.broker_calls import WaitForEntry
-from oncekey.queues.redis_streams.program import POSTPONED
+from oncekey.queues.redis_streams.program import POSTPONED, WaitForEntry
 
 PROGRAMS = {"valkey": valkey_program, "redis": redis_program}
 RETRY = Disposition(Kind.RETRY, 300.0)

@@ -27,11 +27,10 @@ from oncekey.queues.queue_message import Message
 from oncekey.queues.redis_streams import RedisStreamConsumer, StreamRefused
 from oncekey.queues.redis_streams.aio import AsyncRedisStreamBroker
 from oncekey.queues.redis_streams.blocking import RedisStreamBroker
-from oncekey.queues.redis_streams.broker_calls import WaitForEntry, translated
 from oncekey.queues.redis_streams.client import read_command
 from oncekey.queues.redis_streams.message import again_fields, message_of, moved_fields
-from oncekey.queues.redis_streams.program import StreamProgram, server_warnings
-from oncekey.queues.redis_streams.settings import StreamSettings
+from oncekey.queues.redis_streams.program import StreamProgram, WaitForEntry, server_warnings
+from oncekey.queues.redis_streams.settings import StreamSettings, translated
 
 PARK = Disposition(Kind.PARK, 0.0, "nobody knows")
 DEAD = Disposition(Kind.DEAD_LETTER, 0.0, "", DeadLetter("Terminal: no", 7, 2))

@@ -27,12 +27,14 @@ from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import CUT_OFF_S, is_fault
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.broker_calls import (
+from oncekey.queues.rabbitmq.message import COPIED, STREAM, Delivery, Letter, message_of
+from oncekey.queues.rabbitmq.program import (
     NO_QUEUE,
     NOT_TAKEN,
     Ack,
     AckTaken,
     ChannelCall,
+    ChannelProgram,
     CountMessages,
     Declare,
     IsStream,
@@ -46,8 +48,6 @@ from oncekey.queues.rabbitmq.broker_calls import (
     reason_of,
     unavailable,
 )
-from oncekey.queues.rabbitmq.message import COPIED, STREAM, Delivery, Letter, message_of
-from oncekey.queues.rabbitmq.program import ChannelProgram
 from oncekey.queues.rabbitmq.settings import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,

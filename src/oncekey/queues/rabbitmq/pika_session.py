@@ -29,7 +29,8 @@ from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.broker_calls import (
+from oncekey.queues.rabbitmq.message import COPIED, STREAM, Delivery, Letter, message_of
+from oncekey.queues.rabbitmq.program import (
     NO_QUEUE,
     NOT_FOUND,
     NOT_TAKEN,
@@ -37,6 +38,7 @@ from oncekey.queues.rabbitmq.broker_calls import (
     Ack,
     AckTaken,
     ChannelCall,
+    ChannelProgram,
     CountMessages,
     Declare,
     IsStream,
@@ -50,8 +52,6 @@ from oncekey.queues.rabbitmq.broker_calls import (
     reason_of,
     unavailable,
 )
-from oncekey.queues.rabbitmq.message import COPIED, STREAM, Delivery, Letter, message_of
-from oncekey.queues.rabbitmq.program import ChannelProgram
 from oncekey.queues.rabbitmq.settings import (
     CONNECT_TIMEOUT_S,
     PUBLISH_TIMEOUT_S,

@@ -10,32 +10,26 @@
 A crash between a confirmed copy and its ack leaves two messages; the store takes the second one for
 the duplicate it is. A copy that its queue does not take waits in a delay queue, and is tried again
 when it comes back.
+
+A program is a generator that yields calls and is sent their results. So pika, in a thread, and
+aio-pika, in tasks, drive the same code; each performs a call by the client's own method. The queue
+is consumed on one channel; letters are published, and dead letters taken, on a second one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.broker import BrokerUnavailable, Settled
+from oncekey.queues import broker_faults
+from oncekey.queues.broker import BrokerUnavailable, LoginRefused, Settled
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.broker_calls import (
-    Ack,
-    AckTaken,
-    CountMessages,
-    Declare,
-    IsStream,
-    Program,
-    Publish,
-    Requeue,
-    Subscribe,
-    Take,
-    Unsubscribe,
-)
 from oncekey.queues.rabbitmq.message import (
+    Arguments,
     Letter,
     QueueNames,
     delay_arguments,
@@ -50,11 +44,144 @@ from oncekey.queues.rabbitmq.message import (
 from oncekey.queues.rabbitmq.settings import Version, stream_refused
 from oncekey.queues.redrive import GoOn
 
-STREAM_HEADER: Final = "x-stream-offset"
+T = TypeVar("T")
 
+# Why RabbitMQ did not take a letter, where it does not say so itself.
+NO_QUEUE: Final = "there is no such queue"
+NOT_TAKEN: Final = "RabbitMQ refused it"
+
+# The codes with which RabbitMQ closes the channel of a call that it refuses: a right is missing,
+# there is no such queue, another connection has it for itself, it is declared otherwise.
+NOT_FOUND: Final = 404
+REFUSALS: Final = frozenset((403, NOT_FOUND, 405, 406))
+_PREFIX: Final = "RabbitMQ: "
+_LOGIN_REFUSED: Final = frozenset(
+    ("AuthenticationError", "ProbableAuthenticationError", "ProbableAccessDeniedError")
+)
+STREAM_HEADER: Final = "x-stream-offset"
 REFUSED_LETTER_DELAY_S: Final = 32.0  # before a letter that its queue did not take is tried again
 _log = logging.getLogger("oncekey")
 _MOVED: Final = frozenset((Kind.HIDE, Kind.RETRY, Kind.DEAD_LETTER, Kind.PARK))
+
+
+# --- the calls ------------------------------------------------------------------------------------
+
+
+class CountMessages(NamedTuple):
+    """How many messages wait in a queue; None if there is no such queue."""
+
+    queue: str
+
+
+class Declare(NamedTuple):
+    """Declare a durable queue; raises RabbitRefused if it is there and differs, or is not
+    permitted."""
+
+    queue: str
+    arguments: Arguments
+
+
+class IsStream(NamedTuple):
+    """Whether a queue that is there is a stream; False if the user has no right to ask."""
+
+    queue: str
+
+
+class Subscribe(NamedTuple):
+    """Have messages sent, at most `prefetch` that are not settled."""
+
+    queue: str
+    prefetch: int
+
+
+class Unsubscribe(NamedTuple):
+    """Have no more messages sent."""
+
+
+class Ack(NamedTuple):
+    """Remove a message, or with `up_to` all that were delivered before it as well."""
+
+    tag: int
+    up_to: bool = False
+
+
+class Requeue(NamedTuple):
+    """Give a message back to the queue; with the tag 0 all that are not settled."""
+
+    tag: int
+
+
+class Publish(NamedTuple):
+    """Publish letters, and wait until RabbitMQ has confirmed them: for each None, or why not."""
+
+    letters: list[Letter]
+
+
+class Take(NamedTuple):
+    """Take one message of a queue; the result is a `Message`, or None if the queue is empty."""
+
+    queue: str
+
+
+class AckTaken(NamedTuple):
+    """Remove a message that was taken."""
+
+    tag: int
+
+
+ChannelCall = (
+    CountMessages
+    | Declare
+    | IsStream
+    | Subscribe
+    | Unsubscribe
+    | Ack
+    | Requeue
+    | Publish
+    | Take
+    | AckTaken
+)
+Program = Generator[ChannelCall, Any, T]
+
+
+# --- why they fail --------------------------------------------------------------------------------
+
+
+class RabbitRefused(ConfigurationError):
+    """RabbitMQ refuses what a consumer needs: a queue is declared otherwise, or a right is
+    missing. Or it refuses a message that a sender gives it: there is no such queue, the queue is
+    full, the message is too large."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a call failed, in the client's own words; some of pika's errors have none."""
+    reason = broker_faults.reason_of(error).removeprefix(_PREFIX)
+    if reason.rstrip() == f"{type(error).__name__}:":
+        with suppress(Exception):  # pika has some that cannot be shown
+            return repr(error)
+    return reason
+
+
+def unavailable(error: BaseException) -> BrokerUnavailable:
+    kind = LoginRefused if _is_login_refused(error) else BrokerUnavailable
+    return kind(_PREFIX + reason_of(error))
+
+
+def _is_login_refused(error: BaseException) -> bool:
+    """True if RabbitMQ has refused the user or the virtual host, as pika and aiormq say it. The
+    latter has no class for a virtual host, whose connection is closed instead of being opened."""
+    if isinstance(error, LoginRefused) or type(error).__name__ in _LOGIN_REFUSED:
+        return True
+    return type(error).__name__ == "InvalidFrameError" and "Connection.Close" in str(error)
+
+
+# --- the programs ---------------------------------------------------------------------------------
+
+
+def publish(letters: list[Letter]) -> Program[list[str | None]]:
+    """Publish letters, and do nothing else: what a sender does."""
+    failures: list[str | None] = yield Publish(letters)
+    return failures
 
 
 class ChannelProgram:

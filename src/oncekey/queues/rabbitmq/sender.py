@@ -12,8 +12,8 @@ from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.senders import SENDER_BATCH_MAX, prepared
 from oncekey.queues.rabbitmq.aio import AioPikaSessions
 from oncekey.queues.rabbitmq.blocking import PikaSessions
-from oncekey.queues.rabbitmq.broker_calls import RabbitRefused, publish
 from oncekey.queues.rabbitmq.message import Letter, outgoing_letter
+from oncekey.queues.rabbitmq.program import RabbitRefused, publish
 from oncekey.queues.rabbitmq.settings import RabbitSettings
 
 # A session is that of a queue. Nothing is declared or consumed under this name.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from oncekey.queues.redis_streams.aio import AsyncRedisStreamConsumer
 from oncekey.queues.redis_streams.blocking import RedisStreamConsumer
-from oncekey.queues.redis_streams.broker_calls import StreamRefused
 from oncekey.queues.redis_streams.sender import AsyncRedisStreamSender, RedisStreamSender
+from oncekey.queues.redis_streams.settings import StreamRefused
 
 __all__ = [
     "AsyncRedisStreamConsumer",

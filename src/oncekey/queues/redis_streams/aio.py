@@ -14,8 +14,7 @@ from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.message_key import DELIVERY, KeyChoice
 from oncekey.queues.missing_client import client_of
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redis_streams.broker_calls import Program
-from oncekey.queues.redis_streams.program import StreamProgram
+from oncekey.queues.redis_streams.program import Program, StreamProgram
 from oncekey.queues.redis_streams.settings import settings_of
 from oncekey.queues.redrive import GoOn, to_the_end
 

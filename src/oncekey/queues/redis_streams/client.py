@@ -4,8 +4,11 @@ calls, and pipelines. They repeat nothing.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from importlib import resources
+from typing import Any, Final, NamedTuple, TypeVar
 
 import redis
 import redis.asyncio
@@ -18,17 +21,15 @@ from redis.retry import Retry
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault
-from oncekey.queues.redis_streams.broker_calls import (
+from oncekey.queues.redis_streams.program import (
     AddEntry,
     AskServer,
     Program,
     RunScript,
     StreamCall,
     WaitForEntry,
-    script,
-    translated,
 )
-from oncekey.queues.redis_streams.settings import StreamSettings
+from oncekey.queues.redis_streams.settings import StreamSettings, translated
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ _OURS: Final = {
     "socket_timeout": REPLY_TIMEOUT_S,
     "socket_connect_timeout": REPLY_TIMEOUT_S,
 }
+SCRIPT_NAMES: Final = ("open", "take", "settle", "extend", "tidy", "leave", "redrive")
 
 
 class _ClientBase:
@@ -243,3 +245,23 @@ def _check_client(client: Any, own: StreamSettings) -> None:
 def _flat_info(info: Any) -> dict[str, Any]:
     """The fields of INFO; a cluster's client has them for each node, which is not looked at."""
     return info if isinstance(info, dict) and "redis_version" in info else {}
+
+
+# --- scripts --------------------------------------------------------------------------------------
+
+
+class Script(NamedTuple):
+    """A script's text, and its digest, by which it is called."""
+
+    text: str
+    digest: str
+
+
+@functools.cache
+def script(name: str) -> Script:
+    """The script of one of SCRIPT_NAMES."""
+    folder = resources.files(__package__) / "lua"
+    parts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name)]
+    text = "\n".join(parts)
+    # The server names scripts by SHA-1; nothing secret depends on it.
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

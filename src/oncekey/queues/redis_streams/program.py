@@ -24,8 +24,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import Settled
@@ -33,13 +33,6 @@ from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redis_streams.broker_calls import (
-    AddEntry,
-    AskServer,
-    Program,
-    RunScript,
-    WaitForEntry,
-)
 from oncekey.queues.redis_streams.message import (
     LOST_FIELD,
     PARKED_FIELD,
@@ -50,6 +43,7 @@ from oncekey.queues.redis_streams.message import (
 from oncekey.queues.redis_streams.settings import DELETE, TRIM, StreamSettings
 from oncekey.queues.redrive import REDRIVE_HEADER, GoOn
 
+T = TypeVar("T")
 CONSUMER_PREFIX: Final = "oncekey-"
 POSTPONED: Final = "oncekey-postponed"
 MARKER_PREFIX: Final = "oncekey-identity-"
@@ -71,6 +65,40 @@ _ACTIONS: Final = {
     Kind.DEAD_LETTER: "dead",
     Kind.PARK: "park",
 }
+
+
+class RunScript(NamedTuple):
+    """Run a script of lua/ with these keys and arguments; the result is its reply."""
+
+    name: str
+    keys: Sequence[str]
+    arguments: Sequence[str | bytes | int]
+
+
+class WaitForEntry(NamedTuple):
+    """XREADGROUP for one new entry, for so many milliseconds; the result is false if there was
+    none. The entry itself is not read from it, since redis-py has several forms for it: it is left
+    to this consumer, and taken by the next script."""
+
+    stream: str
+    group: str
+    consumer: str
+    milliseconds: int
+
+
+class AddEntry(NamedTuple):
+    """XADD, for an entry that is too large for a script."""
+
+    stream: str
+    words: Sequence[bytes]
+
+
+class AskServer(NamedTuple):
+    """INFO; the result is a dictionary, empty if the server does not answer it."""
+
+
+StreamCall = RunScript | AddEntry | WaitForEntry | AskServer
+Program = Generator[StreamCall, Any, T]
 
 
 class StreamProgram:

@@ -10,8 +10,7 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.missing_client import client_of
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.senders import SENDER_BATCH_MAX, prepared
-from oncekey.queues.redis_streams.broker_calls import StreamRefused, code_of
-from oncekey.queues.redis_streams.settings import BODY_FIELD_DEFAULT
+from oncekey.queues.redis_streams.settings import BODY_FIELD_DEFAULT, StreamRefused, code_of
 
 # What is wrong with one stream or entry. Every other error says nothing about a message: the server
 # is away, loads, is a replica, is full, or does not know the login.
