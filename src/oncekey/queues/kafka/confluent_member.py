@@ -234,7 +234,7 @@ class GroupMember:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._skips_to_end:
-            pin_the_end(consumer, self._settings.topic, self._settings.ask_timeout)
+            pin_the_end(self._consumer, self._settings.topic, self._settings.ask_timeout)
         with self._changed:
             self._work.assign(names_of(partitions))
             self.state.is_checked = False

@@ -71,7 +71,7 @@ class PartitionWork:
         self.settings = settings
         self.identity: str | None = None
         self.was_set_back = False  # a partition has other messages than it had before
-        self._now = now
+        self.now = now
         self._wall_clock = wall_clock
         self._assigned: AssignedPartitions[ReceivedRecord] = AssignedPartitions(
             max_uncommitted=settings.max_uncommitted, stuck_after=settings.stuck_after
@@ -125,7 +125,7 @@ class PartitionWork:
 
     def receive(self, records: Iterable[KafkaRecord]) -> None:
         """Add the records that the client has fetched."""
-        now = self._now()
+        now = self.now()
         for record in records:
             source = received(record, self.settings, self.identity)
             wait = source.due - self._wall_clock() if source.due else 0.0
@@ -143,7 +143,7 @@ class PartitionWork:
 
     def take(self, most: int) -> list[Message]:
         """Return messages for handlers; each comes back by `settle`."""
-        return [self._as_message(entry) for entry in self._assigned.take(most, self._now())]
+        return [self._as_message(entry) for entry in self._assigned.take(most, self.now())]
 
     def _as_message(self, entry: Entry[ReceivedRecord]) -> Message:
         message = entry.item.message
@@ -155,14 +155,14 @@ class PartitionWork:
 
     def next_wait(self) -> float | None:
         """Return in how many seconds a message can be taken; None if that needs a new record."""
-        now = self._now()
+        now = self.now()
         when = self._assigned.next_time(now)
         return None if when is None else max(0.0, when - now)
 
     def settle(self, settled: Sequence[Settled]) -> list[Forward]:
         """Do what dispositions say; return what is to be written before the offset may pass."""
         forwards: list[Forward] = []
-        now = self._now()
+        now = self.now()
         for message, disposition in settled:
             _, entry = self._out.pop(id(message), (None, None))
             if entry is None:
@@ -196,11 +196,11 @@ class PartitionWork:
         return forwards
 
     def stuck(self) -> list[Forward]:
-        return self._stuck(self._now())
+        return self._stuck(self.now())
 
     def written(self, forward: Forward, error: object) -> None:
         """Note that a record was written to its topic by all replicas, or why it was not."""
-        now = self._now()
+        now = self.now()
         if error is None:
             self._assigned.finish(forward.entry, now)
             return
@@ -231,7 +231,7 @@ class MemberState:
         self.is_checked = True
         self._work = work
         self._trouble: OncekeyError | None = None  # raised once
-        self._wanted_at = time.monotonic()
+        self._wanted_at = work.now()
         self._commit_after = self._checked_at = self._check_after = 0.0
 
     # --- what has failed ------------------------------------------------------------------------
@@ -270,23 +270,23 @@ class MemberState:
         return self._work.next_wait() if self.is_checked else None
 
     def pause_changes(self) -> PauseChange:
-        self._work.pause_all(time.monotonic() - self._wanted_at > PAUSE_AFTER_S)
+        self._work.pause_all(self._work.now() - self._wanted_at > PAUSE_AFTER_S)
         return self._work.pause_changes()
 
     @property
     def may_commit(self) -> bool:
-        return time.monotonic() >= self._commit_after
+        return self._work.now() >= self._commit_after
 
     def not_committed(self, partitions: Iterable[Partition]) -> None:
         self._work.not_committed(partitions)
-        self._commit_after = time.monotonic() + COMMIT_RETRY_S
+        self._commit_after = self._work.now() + COMMIT_RETRY_S
 
     # --- the topics -----------------------------------------------------------------------------
 
     def check_is_due(self, *, has_news: bool = True) -> bool:
         """True if the ids of the topics are to be asked for: now and then, and before messages are
         taken after partitions were assigned or set back."""
-        now = time.monotonic()
+        now = self._work.now()
         is_late = has_news and now >= self._checked_at + CHECK_EVERY_S
         return now >= self._check_after and (is_late or not self.is_checked)
 
@@ -294,7 +294,7 @@ class MemberState:
         self._checked_at, self.is_checked = began, True
 
     def not_checked(self, trouble: OncekeyError) -> None:
-        self._trouble, self._check_after = trouble, time.monotonic() + CHECK_RETRY_S
+        self._trouble, self._check_after = trouble, self._work.now() + CHECK_RETRY_S
 
 
 class CreatedAgain(BrokerUnavailable):
