@@ -11,7 +11,8 @@ import pika.exceptions
 
 from oncekey import AsyncOnce, Once
 from oncekey.queues.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
-from oncekey.queues.rabbitmq.message import DELAY_MAX_S, DELAY_MIN_S, names_of
+from oncekey.queues.rabbitmq.message import DELAY_MAX_S, DELAY_MIN_S
+from oncekey.queues.rabbitmq.settings import names_of
 
 QUORUM = {"x-queue-type": "quorum"}
 

@@ -17,7 +17,6 @@ from oncekey.queues.rabbitmq.message import (
     delay_arguments,
     delay_step,
     message_of,
-    names_of,
 )
 from oncekey.queues.rabbitmq.program import (
     Ack,
@@ -36,6 +35,7 @@ from oncekey.queues.rabbitmq.settings import (
     QueueReport,
     ask_management,
     facts_of,
+    names_of,
     parse_report,
     parse_version,
     virtual_host,

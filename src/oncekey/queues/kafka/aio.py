@@ -103,7 +103,7 @@ class AiokafkaBroker:
     def __init__(
         self, settings: KafkaSettings, config: Mapping[str, Any], *, needs_identity: bool = False
     ) -> None:
-        """`config` is that of AIOKafkaConsumer, which `check_config` has accepted."""
+        """`config` is that of AIOKafkaConsumer, which `settings_of` has accepted."""
         self._settings = settings
         self._config = dict(config)
         self._needs_identity = needs_identity

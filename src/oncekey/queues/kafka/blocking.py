@@ -63,7 +63,7 @@ class ConfluentBroker:
     def __init__(
         self, settings: KafkaSettings, config: Mapping[str, Any], *, needs_identity: bool = False
     ) -> None:
-        """`config` is that of confluent-kafka's Consumer, which `check_config` has accepted."""
+        """`config` is that of confluent-kafka's Consumer, which `settings_of` has accepted."""
         self._settings = settings
         self._config = dict(config)
         self._needs_identity = needs_identity

@@ -19,6 +19,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage, short_id
 from oncekey.queues.queue_message import Message
+from oncekey.queues.rabbitmq.settings import QueueNames
 from oncekey.queues.redrive import ERROR_HEADER, HEADERS, REDRIVE_HEADER, headers_of
 
 # How often a message was delivered before it was moved to a delay queue: there RabbitMQ's own count
@@ -244,22 +245,6 @@ def _number(text: str | None) -> int:
 
 
 # --- queues ---------------------------------------------------------------------------------------
-
-
-class QueueNames(NamedTuple):
-    """The consumed queue, and where its messages go that are dead letters, or that are parked."""
-
-    queue: str
-    dead_letters: str
-    parked: str
-
-    def delay_queue(self, seconds: float) -> str:
-        """The name of the delay queue of one step."""
-        return f"{self.queue}.delay.{round(seconds * 1000)}ms"
-
-
-def names_of(queue: str, dead_letters: str | None, parked: str | None) -> QueueNames:
-    return QueueNames(queue, dead_letters or f"{queue}.dead", parked or f"{queue}.parked")
 
 
 def delay_step(seconds: float) -> float:

@@ -31,7 +31,6 @@ from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq.message import (
     Arguments,
     Letter,
-    QueueNames,
     delay_arguments,
     delay_step,
     delayed_letter,
@@ -41,7 +40,7 @@ from oncekey.queues.rabbitmq.message import (
     store_arguments,
     unparked_letter,
 )
-from oncekey.queues.rabbitmq.settings import Version, stream_refused
+from oncekey.queues.rabbitmq.settings import QueueNames, Version, stream_refused
 from oncekey.queues.redrive import GoOn
 
 T = TypeVar("T")

@@ -24,7 +24,6 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BATCH_DEFAULT, BrokerFacts
-from oncekey.queues.rabbitmq.message import QueueNames, names_of
 
 CONNECT_TIMEOUT_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 10.0  # for RabbitMQ to take leave of a session
@@ -41,6 +40,22 @@ _SECOND: Final = 1_000_000
 _log = logging.getLogger("oncekey")
 
 Version = tuple[int, ...]
+
+
+class QueueNames(NamedTuple):
+    """The consumed queue, and where its messages go that are dead letters, or that are parked."""
+
+    queue: str
+    dead_letters: str
+    parked: str
+
+    def delay_queue(self, seconds: float) -> str:
+        """The name of the delay queue of one step."""
+        return f"{self.queue}.delay.{round(seconds * 1000)}ms"
+
+
+def names_of(queue: str, dead_letters: str | None, parked: str | None) -> QueueNames:
+    return QueueNames(queue, dead_letters or f"{queue}.dead", parked or f"{queue}.parked")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
