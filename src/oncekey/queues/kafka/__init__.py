@@ -20,8 +20,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.queues.kafka.message import KafkaRefused
+from oncekey.queues.missing_client import client_of
 
 if TYPE_CHECKING:
     from oncekey.queues.kafka.aio import AsyncKafkaConsumer
@@ -50,11 +50,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, extra = _HOMES[name]
-    try:
+    with client_of(name, extra=extra):
         return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("oncekey"):
-            raise
-        raise ConfigurationError(
-            f"{name} needs {error.name}, which is not installed: pip install 'oncekey[{extra}]'"
-        ) from error

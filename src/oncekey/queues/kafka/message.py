@@ -37,14 +37,14 @@ RECEIVED_HEADER: Final = "oncekey-received"
 REASON_HEADER: Final = "oncekey-reason"
 _OWN_HEADERS: Final = frozenset((ORIGIN_HEADER, DUE_HEADER, RECEIVED_HEADER, REASON_HEADER))
 _NUMBER: Final = re.compile(r"\d{1,15}")
-
-RawHeaders = Sequence[tuple[str, bytes | None]]
 # librdkafka would look for a topic that it does not know for half a minute.
 TOPIC_TIMEOUT_S: Final = 5.0
 # Errors of one message or one topic: unknown topic, message too large, bad name, batch too large,
 # no right to write, bad timestamp, format without headers, policy violation, bad record. Every
 # other one says nothing about a message.
 _OF_ONE_MESSAGE: Final = frozenset((3, 10, 17, 18, 29, 32, 43, 44, 87))
+
+RawHeaders = Sequence[tuple[str, bytes | None]]
 
 
 class KafkaRecord(NamedTuple):
@@ -57,8 +57,8 @@ class KafkaRecord(NamedTuple):
     raw: Any
 
 
-class ForwardedRecord(NamedTuple):
-    """What is written to another topic."""
+class OutgoingRecord(NamedTuple):
+    """What is written to a topic."""
 
     topic: str
     key: bytes | None
@@ -115,7 +115,7 @@ def _delivery_id(position: Position, origin: str, identity: str | None) -> str:
 
 def to_retry(
     source: ReceivedRecord, settings: KafkaSettings, identity: str | None, due: float, tries: int
-) -> ForwardedRecord:
+) -> OutgoingRecord:
     """Return the record for the retry topic; it keeps the marks of a redrive."""
     assert settings.retry_topic is not None
     marks = {DUE_HEADER: str(int(due * 1000)), RECEIVED_HEADER: str(tries)}
@@ -124,7 +124,7 @@ def to_retry(
 
 def to_dead_letter(
     source: ReceivedRecord, settings: KafkaSettings, identity: str | None, letter: DeadLetter
-) -> ForwardedRecord:
+) -> OutgoingRecord:
     replaced = _OWN_HEADERS | set(REDRIVE_HEADERS)
     marks = headers_of(letter)
     return _forwarded(source, settings.dead_letter_topic, identity, marks, replaced)
@@ -132,7 +132,7 @@ def to_dead_letter(
 
 def to_park(
     source: ReceivedRecord, settings: KafkaSettings, identity: str | None, reason: str
-) -> ForwardedRecord:
+) -> OutgoingRecord:
     marks = {REASON_HEADER: reason}
     return _forwarded(source, settings.park_topic, identity, marks, _OWN_HEADERS)
 
@@ -147,7 +147,7 @@ def moved_headers(headers: RawHeaders, mark: str | None) -> list[tuple[str, byte
 
 def by_disposition(
     source: ReceivedRecord, settings: KafkaSettings, identity: str | None, wanted: Disposition
-) -> ForwardedRecord | None:
+) -> OutgoingRecord | None:
     """Return what a disposition has written to another topic; None if that is nothing."""
     if wanted.kind is Kind.PARK:
         return to_park(source, settings, identity, wanted.reason)
@@ -163,13 +163,13 @@ def _forwarded(
     identity: str | None,
     marks: dict[str, str],
     replaced: frozenset[str] | set[str],
-) -> ForwardedRecord:
+) -> OutgoingRecord:
     record = source.record
     kept = [(name, value or b"") for name, value in record.headers if name.lower() not in replaced]
     if identity:
         marks = {ORIGIN_HEADER: f"{identity}/{source.message.delivery_id}", **marks}
     added = [(name, value.encode()) for name, value in marks.items()]
-    return ForwardedRecord(topic, record.key, record.value, kept + added)
+    return OutgoingRecord(topic, record.key, record.value, kept + added)
 
 
 def _text(value: bytes | None) -> str:
@@ -186,15 +186,6 @@ def _number(text: str) -> int:
 class KafkaRefused(OncekeyError):
     """Kafka refuses a message of an outbox: there is no such topic, the message is too large, or a
     right is missing. The publisher tries it again, and parks it."""
-
-
-class OutgoingRecord(NamedTuple):
-    """What is written for a message."""
-
-    topic: str
-    key: bytes
-    value: bytes
-    headers: list[tuple[str, bytes]]
 
 
 def outgoing_record(message: OutgoingMessage) -> OutgoingRecord:

@@ -25,8 +25,8 @@ from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import Kind
 from oncekey.queues.kafka.assigned_partitions import AssignedPartitions, PauseChange
 from oncekey.queues.kafka.message import (
-    ForwardedRecord,
     KafkaRecord,
+    OutgoingRecord,
     ReceivedRecord,
     by_disposition,
     received,
@@ -54,7 +54,7 @@ class Forward(NamedTuple):
     """A record that the client is to write; `written` is then called, with the error if there was
     one: also for a partition that was lost, since messages in order wait for it."""
 
-    record: ForwardedRecord
+    record: OutgoingRecord
     entry: Entry[ReceivedRecord]
 
 
