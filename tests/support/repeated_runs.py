@@ -162,7 +162,8 @@ def _line(run: Run) -> str:
     if run.status and not run.failed:
         result += f" (pytest ended with {run.status})"
     load, took = "yes" if run.load else "no", minutes(run.seconds)
-    return f"{run.began:19}  {run.commit:12}  {run.python:6}  {run.seed:7d}  {load:4}  {took:>9}  {result}"
+    what = f"{run.began:19}  {run.commit:12}  {run.python:6}  {run.seed:7d}"
+    return f"{what}  {load:4}  {took:>9}  {result}"
 
 
 def minutes(seconds: float) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -69,9 +70,14 @@ def demo_target(environment: Environment, charge: str) -> Target:
 
 
 @asynccontextmanager
-async def served_broken(name: str, *, keep_seconds: float | None = None) -> AsyncIterator[Target]:
+async def served_broken(
+    name: str,
+    *,
+    keep_seconds: float | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[Target]:
     """Serves one of examples/broken on this event loop, and yields its target."""
-    guard = SERVERS[name](keep_seconds=keep_seconds or KEEP_SECONDS)
+    guard = SERVERS[name](now, keep_seconds or KEEP_SECONDS)
     server = Server(payments_api(guard), bind(0))
     await server.start()
     try:

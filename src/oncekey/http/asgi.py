@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
 from oncekey.engine.results import Result
 from oncekey.http.asgi_messages import (
     has_key_line,

@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Any, Final, Protocol
 
 from oncekey.core.errors import OncekeyError, StoreUnavailable
-from oncekey.engine.aio.attempt import AsyncAttempt, finish_early, task_of
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt, finish_early, task_of
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
 from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
 from oncekey.http.late_work import (

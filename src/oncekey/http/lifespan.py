@@ -23,9 +23,9 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.event_loop import require_asyncio
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.event_loop import require_asyncio
+from oncekey.engine.once import Once
 from oncekey.http.message import App, Message, Receive, Scope, Send
 
 _log = logging.getLogger("oncekey")

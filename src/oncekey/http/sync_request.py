@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once, Operations
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.once import Once, Operations
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     REPLAY_HEADER_DEFAULT,

@@ -21,9 +21,9 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
+from oncekey.engine.once import Once
 from oncekey.http.canonical_body import TooLarge, UnreadableBody
 from oncekey.http.exchange import (
     ATTEMPT,

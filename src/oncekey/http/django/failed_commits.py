@@ -14,8 +14,8 @@ from django.core.signals import got_request_exception
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import Atomic
 
-from oncekey.engine.context import current_attempt
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.attempts.attempt_base import current_attempt
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 
 _EXIT: Final = Atomic.__exit__.__code__
 # Called when the commit is through, so what fails there takes no rows back.

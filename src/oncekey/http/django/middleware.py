@@ -18,9 +18,9 @@ from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once, Operations
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
+from oncekey.engine.once import Once, Operations
 from oncekey.http import policy_document
 from oncekey.http.canonical_body import UnreadableBody
 from oncekey.http.django.cancellation_shield import shielded

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 from fastapi import Depends, Request
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
 from oncekey.http.asgi import attempt_of
 
 

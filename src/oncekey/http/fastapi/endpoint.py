@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response as StarletteResponse
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.http.buffered_run import AppGuard
 from oncekey.http.fastapi.attempt_dependency import with_attempts
 from oncekey.http.message import Response

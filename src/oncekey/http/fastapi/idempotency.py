@@ -18,8 +18,8 @@ from fastapi.params import Depends
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.http.asgi import DRAIN_DEFAULT
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,

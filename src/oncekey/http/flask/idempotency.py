@@ -19,9 +19,9 @@ from flask import Flask, Response, current_app, request
 from werkzeug.datastructures import Headers as FlaskHeaders
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.kept_steps import late_part, warn_of_kept_steps
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.attempts.kept_steps import late_part, warn_of_kept_steps
+from oncekey.engine.once import Once
 from oncekey.http import message, wsgi
 from oncekey.http.exchange import (
     ATTEMPT,

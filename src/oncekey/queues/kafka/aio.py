@@ -24,7 +24,7 @@ from aiokafka.errors import (
 )
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.broker_faults import CUT_OFF_S, is_cancelled, is_fault, reason_of

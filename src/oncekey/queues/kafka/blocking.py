@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import Consumer as Client
 
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from oncekey.core.errors import OncekeyError
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from oncekey.core.errors import OncekeyError
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts

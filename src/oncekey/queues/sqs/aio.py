@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.broker import Settled
 from oncekey.queues.broker_faults import is_fault
