@@ -156,8 +156,8 @@ REPEATED_NAMES = {
     "settings": "what the consumers of a broker are given; Django's own",
 }
 
-# Activities that are things too: `blocking` is the sync form of what `aio` is beside it.
-NOUNS_IN_ING = {"blocking"}
+# Activities that are things too.
+NOUNS_IN_ING: set[str] = set()
 
 # A test file is named by the behaviour it covers.
 VAGUE_TEST_NAMES = re.compile(r"_(corners|odd_input|late|given|matrix|kinds|misc|more|\d+)$")

@@ -30,7 +30,7 @@ from tests.support.servers.sqs_server import sqs
 
 from oncekey import AsyncOnce
 from oncekey.queues.kafka import (
-    aio,
+    aiokafka_broker,
     confluent_client,
     confluent_member,
     program,
@@ -127,7 +127,7 @@ class Topics(KafkaQueues):
 def _hurry_kafka(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(program, "FORWARD_RETRY_S", 0.01)
     patch.setattr(program, "COMMIT_RETRY_S", 0.01)
-    for module in (confluent_member, aio):
+    for module in (confluent_member, aiokafka_broker):
         patch.setattr(module, "POLL_S", 0.01)
 
 

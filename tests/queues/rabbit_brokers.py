@@ -16,8 +16,7 @@ from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
-from oncekey.queues.rabbitmq.aio import AioPikaBroker
-from oncekey.queues.rabbitmq.blocking import PikaBroker
+from oncekey.queues.rabbitmq.consumers import AioPikaBroker, PikaBroker
 from oncekey.queues.rabbitmq.settings import RabbitSettings
 
 PATIENCE_S = 90.0

@@ -21,7 +21,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable, LoginRefused
 from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.aio import AioPikaBroker
+from oncekey.queues.rabbitmq.consumers import AioPikaBroker
 from oncekey.queues.rabbitmq.program import Program, Publish
 from oncekey.queues.rabbitmq.settings import RabbitSettings
 

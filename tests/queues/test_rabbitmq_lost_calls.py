@@ -16,7 +16,7 @@ from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.servers import Proxy, processes
 
 from oncekey.queues.broker import BrokerUnavailable
-from oncekey.queues.rabbitmq.aio import AioPikaBroker
+from oncekey.queues.rabbitmq.consumers import AioPikaBroker
 from oncekey.queues.rabbitmq.program import CountMessages, Program
 from oncekey.queues.rabbitmq.settings import RabbitSettings
 

@@ -25,9 +25,8 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import DeadLetter, Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redis_streams import RedisStreamConsumer, StreamRefused
-from oncekey.queues.redis_streams.aio import AsyncRedisStreamBroker
-from oncekey.queues.redis_streams.blocking import RedisStreamBroker
 from oncekey.queues.redis_streams.client import read_command
+from oncekey.queues.redis_streams.consumers import AsyncRedisStreamBroker, RedisStreamBroker
 from oncekey.queues.redis_streams.message import again_fields, message_of, moved_fields
 from oncekey.queues.redis_streams.program import StreamProgram, WaitForEntry, server_warnings
 from oncekey.queues.redis_streams.settings import StreamSettings, translated

@@ -9,8 +9,8 @@ consumer.run()
 
 rules      settings, message, order_queue, assigned_partitions
 both       program: what is done with records and dispositions, whichever the client
-threads    blocking with the consumer, confluent_member, confluent_sender, confluent_client
-loops      aio with the consumer, aiokafka_sender, aiokafka_client, aiokafka_topics
+threads    confluent_broker with the consumer; _member, _sender, _client
+loops      aiokafka_broker with the consumer; _sender, _client, _topics
 
 Each client is imported when it is used.
 """
@@ -24,9 +24,9 @@ from oncekey.queues.kafka.message import KafkaRefused
 from oncekey.queues.missing_client import client_of
 
 if TYPE_CHECKING:
-    from oncekey.queues.kafka.aio import AsyncKafkaConsumer
+    from oncekey.queues.kafka.aiokafka_broker import AsyncKafkaConsumer
     from oncekey.queues.kafka.aiokafka_sender import AsyncKafkaSender
-    from oncekey.queues.kafka.blocking import KafkaConsumer
+    from oncekey.queues.kafka.confluent_broker import KafkaConsumer
     from oncekey.queues.kafka.confluent_sender import KafkaSender
 
 __all__ = [
@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "KafkaConsumer": ("oncekey.queues.kafka.blocking", "kafka"),
+    "KafkaConsumer": ("oncekey.queues.kafka.confluent_broker", "kafka"),
     "KafkaSender": ("oncekey.queues.kafka.confluent_sender", "kafka"),
-    "AsyncKafkaConsumer": ("oncekey.queues.kafka.aio", "kafka-async"),
+    "AsyncKafkaConsumer": ("oncekey.queues.kafka.aiokafka_broker", "kafka-async"),
     "AsyncKafkaSender": ("oncekey.queues.kafka.aiokafka_sender", "kafka-async"),
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oncekey.queues.rabbitmq.aio import AsyncRabbitConsumer
-from oncekey.queues.rabbitmq.blocking import RabbitConsumer
+from oncekey.queues.rabbitmq.consumers import AsyncRabbitConsumer, RabbitConsumer
 from oncekey.queues.rabbitmq.program import RabbitRefused
 from oncekey.queues.rabbitmq.sender import AsyncRabbitSender, RabbitSender
 

@@ -10,8 +10,7 @@ from typing import Final
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.senders import SENDER_BATCH_MAX, prepared
-from oncekey.queues.rabbitmq.aio import AioPikaSessions
-from oncekey.queues.rabbitmq.blocking import PikaSessions
+from oncekey.queues.rabbitmq.consumers import AioPikaSessions, PikaSessions
 from oncekey.queues.rabbitmq.message import Letter, outgoing_letter
 from oncekey.queues.rabbitmq.program import RabbitRefused, publish
 from oncekey.queues.rabbitmq.settings import RabbitSettings

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oncekey.queues.redis_streams.aio import AsyncRedisStreamConsumer
-from oncekey.queues.redis_streams.blocking import RedisStreamConsumer
+from oncekey.queues.redis_streams.consumers import AsyncRedisStreamConsumer, RedisStreamConsumer
 from oncekey.queues.redis_streams.sender import AsyncRedisStreamSender, RedisStreamSender
 from oncekey.queues.redis_streams.settings import StreamRefused
 

@@ -18,7 +18,8 @@ from redis.crc import key_slot
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.core.flow_driver import drive, drive_async
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.redis_streams.program import (
@@ -65,8 +66,13 @@ class _ClientBase:
                 f"kind (the other kind is for {other})"
             )
         self._client: Any = _of_url(kinds[0], server, retry) if self._is_own else server
+        self._settings = settings
         if settings is not None:
             _check_client(self._client, settings)
+
+    def _translated(self, error: BaseException) -> OncekeyError:
+        assert self._settings is not None
+        return translated(error, self._settings.stream, self._settings.group)
 
 
 class StreamClient(_ClientBase):
@@ -78,23 +84,20 @@ class StreamClient(_ClientBase):
         kinds = (redis.Redis, redis.RedisCluster)
         super().__init__(server, kinds, Retry(NoBackoff(), 0), other, settings)
 
-    def run(self, program: Program[T], settings: StreamSettings) -> T:
+    def run(self, program: Program[T]) -> T:
         """Run a program of calls."""
-        reply: Any = None
-        while True:
-            try:
-                call = program.send(reply)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            try:
-                reply = self.perform(call)
-            except Exception as error:
-                if not isinstance(error, _ERRORS):
-                    self.close()  # what it has in its pool may be half read
-                raise translated(error, settings.stream, settings.group) from error
+        return drive(program, self.perform)
 
     def perform(self, call: StreamCall) -> Any:
+        """Make a call; its errors are those of a consumer."""
+        try:
+            return self._execute(call)
+        except Exception as error:
+            if not isinstance(error, _ERRORS):
+                self.close()  # what it has in its pool may be half read
+            raise self._translated(error) from error
+
+    def _execute(self, call: StreamCall) -> Any:
         execute = self._client.execute_command
         if isinstance(call, RunScript):
             try:
@@ -136,25 +139,22 @@ class AsyncStreamClient(_ClientBase):
         kinds = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
         super().__init__(server, kinds, AsyncRetry(NoBackoff(), 0), other, settings)
 
-    async def run(self, program: Program[T], settings: StreamSettings) -> T:
+    async def run(self, program: Program[T]) -> T:
         """Run a program of calls."""
-        reply: Any = None
-        while True:
-            try:
-                call = program.send(reply)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            try:
-                reply = await self._perform(call)
-            except BaseException as error:
-                if not is_fault(error):
-                    raise
-                if not isinstance(error, _ERRORS):
-                    await self.close()  # what it has in its pool may be half read
-                raise translated(error, settings.stream, settings.group) from error
+        return await drive_async(program, self.perform)
 
-    async def _perform(self, call: StreamCall) -> Any:
+    async def perform(self, call: StreamCall) -> Any:
+        """Make a call; its errors are those of a consumer."""
+        try:
+            return await self._execute(call)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            if not isinstance(error, _ERRORS):
+                await self.close()  # what it has in its pool may be half read
+            raise self._translated(error) from error
+
+    async def _execute(self, call: StreamCall) -> Any:
         execute = self._client.execute_command
         if isinstance(call, RunScript):
             try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from oncekey.queues.sqs.aio import AsyncSQSConsumer
-from oncekey.queues.sqs.blocking import SQSConsumer
 from oncekey.queues.sqs.broker_calls import SqsRefused
+from oncekey.queues.sqs.consumers import AsyncSQSConsumer, SQSConsumer
 from oncekey.queues.sqs.lambda_handler import BatchNotDone, LambdaHandler
 from oncekey.queues.sqs.message import message_of
 from oncekey.queues.sqs.sender import AsyncSQSSender, SQSSender

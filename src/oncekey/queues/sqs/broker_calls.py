@@ -1,8 +1,8 @@
 """Calls of the SQS API as values, and what their failures mean.
 
 The programs beside this module are generators: they yield `Call`s and are sent what SQS answered,
-or a `CallFailed`. So boto3 and aiobotocore run the same programs, and only blocking.py and aio.py
-do I/O. This module must not import either client: the failures of both are recognized by what they
+or a `CallFailed`. So boto3 and aiobotocore run the same programs, and only consumers.py does
+I/O. This module must not import either client: the failures of both are recognized by what they
 carry.
 """
 

@@ -43,8 +43,8 @@ from oncekey.queues.disposition import FOLLOWS, Disposition, Kind
 from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.message_key import KeyChoice
 from oncekey.queues.queue_message import Message
-from oncekey.queues.sqs.blocking import Boto3Broker
 from oncekey.queues.sqs.broker_calls import CallFailed, SqsRefused
+from oncekey.queues.sqs.consumers import Boto3Broker
 from oncekey.queues.sqs.message import message_of_record
 from oncekey.queues.sqs.program import QueueProgram
 from oncekey.queues.sqs.settings import address_of

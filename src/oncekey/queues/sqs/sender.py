@@ -21,8 +21,6 @@ from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage, short_id
 from oncekey.queues.outbox.senders import SENDER_BATCH_MAX, prepared
-from oncekey.queues.sqs.aio import AiobotocoreCalls
-from oncekey.queues.sqs.blocking import Boto3Calls
 from oncekey.queues.sqs.broker_calls import (
     PASSING,
     CallFailed,
@@ -32,6 +30,7 @@ from oncekey.queues.sqs.broker_calls import (
     find_url,
     send_batch,
 )
+from oncekey.queues.sqs.consumers import AiobotocoreCalls, Boto3Calls
 from oncekey.queues.sqs.message import ATTRIBUTES_MAX, Entry, in_sizes, is_fifo
 from oncekey.queues.sqs.settings import address_of
 

@@ -1,13 +1,18 @@
-"""RabbitMQ for threads, over pika: `RabbitConsumer` and its broker."""
+"""Consumers of RabbitMQ, with pika for threads and with aio-pika for event loops, their brokers,
+and the sessions that brokers and senders open.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.once import Once
+from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
@@ -18,6 +23,7 @@ from oncekey.queues.rabbitmq.settings import RabbitSettings, settings_of
 from oncekey.queues.redrive import GoOn, to_the_end
 
 if TYPE_CHECKING:
+    from oncekey.queues.rabbitmq.aio_pika_session import AioPikaSession
     from oncekey.queues.rabbitmq.pika_session import PikaSession
 
 # Messages are sent here, so nothing is asked of RabbitMQ more often by waiting for less: and a
@@ -59,6 +65,29 @@ class RabbitConsumer(Consumer):
     ) -> None:
         settings, others = settings_of(queue, url, options)
         broker = PikaBroker(settings)
+        super().__init__(once, handler, broker, name=name, key=key, **others)
+        broker.use_prefetch(self.settings.batch_size)
+
+
+class AsyncRabbitConsumer(AsyncConsumer):
+    """Consumes a queue of RabbitMQ with aio-pika: `await handler(message)` runs once for each key.
+
+    It has the options of RabbitConsumer.
+    """
+
+    def __init__(
+        self,
+        once: AsyncOnce,
+        handler: Callable[..., Any],
+        queue: str,
+        *,
+        name: str,
+        key: KeyChoice,
+        url: str | Sequence[str],
+        **options: Any,
+    ) -> None:
+        settings, others = settings_of(queue, url, options)
+        broker = AioPikaBroker(settings)
         super().__init__(once, handler, broker, name=name, key=key, **others)
         broker.use_prefetch(self.settings.batch_size)
 
@@ -116,6 +145,64 @@ class PikaBroker:
         self.sessions.close()
 
 
+class AioPikaBroker:
+    """The port `AsyncBroker`."""
+
+    def __init__(self, settings: RabbitSettings) -> None:
+        self.settings = settings
+        self.sessions = AioPikaSessions(settings)
+        self._facts: BrokerFacts | None = None
+
+    def use_prefetch(self, messages: int) -> None:
+        """Say how many messages RabbitMQ sends before some are settled."""
+        self.settings = dataclasses.replace(self.settings, prefetch=messages)
+
+    async def facts(self) -> BrokerFacts:
+        if self._facts is None:
+            session = await self.sessions.opened()
+            await session.run(session.program.prepare(declare=self.settings.declare))
+            report = await asyncio.to_thread(self.settings.ask_report, session.version)
+            self._facts = self.settings.facts(session.version, report, session.cluster)
+            if report is not None:
+                session.program.retry_delay = self.sessions.retry_delay = report.retry_delay
+        return self._facts
+
+    async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
+        session = await self.sessions.opened()
+        if most == 0:
+            return ()
+        if not session.program.is_subscribed:
+            await session.run(session.program.subscribe(self.settings.prefetch))
+        messages = await session.take(most, wait)
+        if session.program.may_be_of_a_stream(messages):
+            await session.run(session.program.check_kind())
+        return messages
+
+    async def settle(self, settled: Sequence[Settled]) -> None:
+        session = self.sessions.current
+        mine = [pair for pair in settled if pair[0].raw.session is session]
+        if session is not None and mine:
+            await session.run(session.program.settle(mine))
+        if len(mine) < len(settled):
+            raise BrokerUnavailable("the connection to RabbitMQ was lost meanwhile")
+
+    async def extend(self, messages: Sequence[Message], seconds: float) -> None:
+        """RabbitMQ has no deadline that could be extended: a message is its consumer's until the
+        consumer timeout, which `facts` returned."""
+
+    async def redrive(
+        self, most: int, id: str, *, parked: bool = False, go_on: GoOn = to_the_end
+    ) -> int:
+        session = await self.sessions.opened()
+        return await session.run(session.program.redrive(most, id, parked, go_on))
+
+    async def close(self) -> None:
+        await self.sessions.close()
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
 class PikaSessions:
     """The sessions of a broker or a sender: one is opened when it is needed, and a new one after it
     has ended. `retry_delay` is for how many seconds the queue delays what it is given back."""
@@ -143,3 +230,33 @@ class PikaSessions:
             session, self.current = self.current, None
         if session is not None:
             session.close()
+
+
+class AioPikaSessions:
+    """The sessions of a broker or a sender: one is opened when it is needed, and a new one after it
+    has ended. `retry_delay` is for how many seconds the queue delays what it is given back."""
+
+    def __init__(self, settings: RabbitSettings) -> None:
+        with client_of("RabbitMQ", extra="rabbitmq-async"):
+            from oncekey.queues.rabbitmq.aio_pika_session import AioPikaSession
+        self._kind = AioPikaSession
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self.current: AioPikaSession | None = None
+        self.retry_delay: float | None = None
+
+    async def opened(self) -> AioPikaSession:
+        async with self._lock:
+            if self.current is None or not self.current.is_open:
+                self.current = None
+                session = self._kind(self._settings)
+                await session.open()
+                session.program.retry_delay = self.retry_delay
+                self.current = session
+            return self.current
+
+    async def close(self) -> None:
+        """End the connection."""
+        session, self.current = self.current, None
+        if session is not None:
+            await session.close()
