@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from oncekey.core.errors import OncekeyError
 from oncekey.engine.async_once import AsyncOnce
@@ -20,7 +20,6 @@ from oncekey.queues.redis_streams.program import StreamProgram
 from oncekey.queues.redis_streams.settings import settings_of
 from oncekey.queues.redrive import GoOn, to_the_end
 
-T = TypeVar("T")
 _log = logging.getLogger("oncekey")
 
 
