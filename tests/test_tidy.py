@@ -150,6 +150,10 @@ COMMANDS = "cli/commands"
 # Name -> why it occurs more than once all the same.
 REPEATED_NAMES = {
     "errors": "each layer's own errors, where its users look for them",
+    # The skeleton that all brokers share, and that stores and frameworks have in their own way.
+    "message": "what a broker's messages are made of; HTTP's own",
+    "program": "what a store, or a broker, does, as a generator",
+    "settings": "what the consumers of a broker are given; Django's own",
 }
 
 # Activities that are things too.
