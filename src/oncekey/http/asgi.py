@@ -10,7 +10,7 @@ result with it (I14). The response is sent when its outcome is durable (I13). Pu
 outside of the middleware or into `caller`, compression and CORS outside.
 
 Owns a request's way through ASGI; what is decided about it is in exchange.py, and what becomes of
-a run in buffered_run.py.
+a run in aio/buffered_run.py.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.results import Result
-from oncekey.http.asgi_messages import (
+from oncekey.http.aio.asgi_messages import (
+    BodyReader,
+    ReadResult,
     has_key_line,
     headers_of,
     request_of,
     send_response,
     send_unread,
 )
-from oncekey.http.buffered_run import AttemptRun
-from oncekey.http.comparison_queue import compare_in_turn
+from oncekey.http.aio.buffered_run import AttemptRun
+from oncekey.http.aio.comparison_queue import compare_in_turn
+from oncekey.http.aio.late_work import watch_background_tasks
+from oncekey.http.aio.lifespan import draining, note_request, run_lifespan
+from oncekey.http.aio.request_tasks import RequestTasks
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -46,32 +51,17 @@ from oncekey.http.exchange import (
     check_caller,
     checked_principal,
 )
+from oncekey.http.inspection.policy_document import asgi_app_or_page, is_policy_page
+from oncekey.http.inspection.route_table import is_for_keyless_app, layers_of
 from oncekey.http.key_header import HEADER
-from oncekey.http.late_work import watch_background_tasks
-from oncekey.http.lifespan import draining, note_request, run_lifespan
-from oncekey.http.message import (
-    App,
-    Headers,
-    Message,
-    Receive,
-    Response,
-    Scope,
-    Send,
-)
-from oncekey.http.outcomes import NotStored
-from oncekey.http.path_readings import app_path, app_paths
-from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
+from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
+from oncekey.http.path_normalization import app_path, app_paths
 from oncekey.http.problem import Render
-from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
-from oncekey.http.request_tasks import RequestTasks
-from oncekey.http.route_table import is_for_keyless_app, layers_of
 from oncekey.http.rules import SAFE_METHODS, Rule, Rules
+from oncekey.http.stored_responses import NotStored
 from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded, run_marked
-from oncekey.http.unhandled_requests import (
-    leave_unstored,
-    watch_frameworks,
-)
+from oncekey.http.unhandled_requests import leave_unstored, watch_frameworks
 
 __all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
 

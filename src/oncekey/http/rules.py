@@ -1,7 +1,7 @@
 """The rules that say which requests are guarded, and how.
 
 Owns the options of a rule, their defaults and limits, and the choice of a request's rule. Which
-responses are stored is in outcomes.py.
+responses are stored is in stored_responses.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oncekey.core.derived_keys import checked_namespaces
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import MAX_BYTES_CAP, Policy
-from oncekey.http.path_readings import is_plain, readings
+from oncekey.http.path_normalization import is_plain, normal_forms
 
 METHODS_DEFAULT: Final = ("POST", "PATCH")
 ANY_METHOD: Final = "*"  # in a rule's methods: every one but the safe methods
@@ -224,8 +224,9 @@ class Rules:
         """Return the rule that guards a request, or None if no rule does.
 
         `paths` are the paths that a router may take the request's path for, and each has further
-        readings. If they match several rules, the request is guarded, and by a rule that requires
-        a key if there is one: a client must not choose its rule by the way it spells a path.
+        normal forms. If they match several rules, the request is guarded, and by a rule that
+        requires a key if there is one: a client must not choose its rule by the way it spells a
+        path.
         """
         try:
             return self._found[method, *paths]
@@ -244,14 +245,14 @@ class Rules:
         if len(paths) == 1 and is_plain(paths[0]):
             found = self._first(method, paths[0])
             return found if found is not None and found.guarded else None
-        all_paths = {reading for path in paths for reading in readings(path)}
+        all_paths = {form for path in paths for form in normal_forms(path)}
         matching_ids = {id(self._first(method, path)) for path in all_paths}
         guarded = [rule for rule in self.all if rule.guarded and id(rule) in matching_ids]
         return min(guarded, key=lambda rule: not rule.required, default=None)
 
     def excludes(self, method: str, *paths: str) -> bool:
         """Whether such a request is unguarded on purpose, by a rule with guarded=False."""
-        all_paths = {reading for path in paths for reading in readings(path)}
+        all_paths = {form for path in paths for form in normal_forms(path)}
         matching = [self._first(method.upper(), path) for path in all_paths]
         return any(rule is not None and not rule.guarded for rule in matching)
 

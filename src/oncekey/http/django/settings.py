@@ -33,9 +33,9 @@ from django.utils.module_loading import import_string
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.once import Once
-from oncekey.http.exchange import POLICY_URL_DEFAULT, check_caller
-from oncekey.http.rules import Rule, rule_from_options
-from oncekey.http.sync_request import SyncGuard
+from oncekey.http.blocking.request_guard import RequestGuard
+from oncekey.http.exchange import POLICY_URL_DEFAULT, Exchange, check_caller
+from oncekey.http.rules import Rule, Rules, rule_from_options
 from oncekey.http.wsgi import close_at_exit
 
 SETTING: Final = "ONCEKEY"
@@ -79,10 +79,11 @@ class DjangoSettings:
         if setting.get("once") is None:
             raise ConfigurationError(f'{SETTING}["once"] is missing: an Once, or a store\'s URL')
         once = _engine(setting["once"])
-        more = ("operation", "policy_url", "challenge", "replay_header", "unguarded")
+        more = ("operation", "policy_url", "challenge", "replay_header")
         options = {name: setting[name] for name in more if name in setting}
         render = _imported(setting.get("render_refusal"))
-        self.guard = SyncGuard(once, rules=rules, render_refusal=render, **options)
+        exchange = Exchange(Rules(rules), render_refusal=render, **options)
+        self.guard = RequestGuard(once, exchange, setting.get("unguarded", "warn"))
         self._serves_page = "policy_url" not in setting
         if setting.get("close", True):
             close_at_exit(once)

@@ -1,7 +1,7 @@
 """`Idempotency` sets an app up for guarded routes.
 
 Owns the options of a route, and the start and end of the app. What happens to a request is in
-guarded_request.py.
+route_request.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.blocking.once import Once
+from oncekey.http.aio.lifespan import (
+    acquire_engines,
+    check_event_loop,
+    drain_mounted,
+    release_engine,
+)
+from oncekey.http.aio.request_tasks import RequestTasks
 from oncekey.http.asgi import DRAIN_DEFAULT
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
@@ -37,11 +44,9 @@ from oncekey.http.fastapi.route import (
     misplaced,
     route_class,
 )
-from oncekey.http.guarded_views import GuardedViews, unwrapped
-from oncekey.http.lifespan import acquire_engines, check_event_loop, drain_mounted, release_engine
+from oncekey.http.inspection.guarded_views import GuardedViews, unwrapped
+from oncekey.http.inspection.route_table import Route, app_views, routes_of
 from oncekey.http.problem import Render
-from oncekey.http.request_tasks import RequestTasks
-from oncekey.http.route_table import Route, app_views, routes_of
 from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_from_options
 from oncekey.http.unguarded_keys import UnguardedKeys
 

@@ -1,7 +1,8 @@
 """One request to a guarded route, from its first byte to its last.
 
 Owns the two tasks of such a request and how they wait for each other. What is decided about the
-request is in exchange.py, and what becomes of a run in buffered_run.py.
+request is in exchange.py, and what becomes of a run in
+aio/buffered_run.py.
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.context import enter as enter_body
 from oncekey.engine.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
-from oncekey.http.asgi_messages import headers_of, request_of, send_response, send_unread
-from oncekey.http.buffered_run import HandlerRun
-from oncekey.http.comparison_queue import compare_in_turn
+from oncekey.http.aio.asgi_messages import (
+    BodyReader,
+    ReadResult,
+    headers_of,
+    request_of,
+    send_response,
+    send_unread,
+)
+from oncekey.http.aio.buffered_run import HandlerRun
+from oncekey.http.aio.comparison_queue import compare_in_turn
+from oncekey.http.aio.late_work import LateExitsError, has_late_exits
+from oncekey.http.aio.lifespan import note_request
+from oncekey.http.aio.request_tasks import Latch
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
-from oncekey.http.late_work import LateExitsError, has_late_exits
-from oncekey.http.lifespan import note_request
 from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
-from oncekey.http.outcomes import FAILURE, NotStored
-from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
-from oncekey.http.request_tasks import Latch
+from oncekey.http.stored_responses import FAILURE, NotStored
 from oncekey.http.unguarded_keys import mark_key_guarded
 from oncekey.http.unhandled_requests import UNSTORED
 

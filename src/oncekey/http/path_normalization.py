@@ -1,9 +1,9 @@
-"""Lists the paths that a router may take a request's path for, its readings.
+"""Lists the normal forms of a request's path: every path that a router may take it for.
 
 Servers pass on what the client wrote, and routers interpret it differently: some merge slashes,
 some resolve dots, some accept a whole URL, and a pattern that ends in `$` also matches before a
 final line break. A rule that was matched against the text only could be bypassed by `//pay`.
-Therefore a request is guarded if a rule matches any reading of its path. Pure.
+Therefore a request is guarded if a rule matches any normal form of its path. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ESCAPED_SLASH = re.compile(rb"%2[Ff]")
 
 
 def is_plain(path: str) -> bool:
-    """Whether a path has only one reading, as nearly all have: no step below would change it."""
+    """Whether a path is its only normal form, as nearly all are: no step below would change it."""
     return (
         path[:1] == "/"
         and "//" not in path
@@ -29,7 +29,7 @@ def is_plain(path: str) -> bool:
     )
 
 
-def readings(path: str) -> tuple[str, ...]:
+def normal_forms(path: str) -> tuple[str, ...]:
     """The path, and every other path that a router may take it for."""
     if is_plain(path):
         return (path,)

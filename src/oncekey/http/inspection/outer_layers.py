@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from oncekey.engine.function_code import code_of, commits_after, names_in
-from oncekey.http.guarded_views import (
+from oncekey.http.inspection.guarded_views import (
     GuardedView,
     ServedView,
     closure_of,

@@ -5,7 +5,7 @@ is known when the app's call has ended, because the app may commit after its res
 background tasks follow, it is stored before they begin, and the app goes on in the same task; see
 late_work.py.
 `HandlerRun` runs a handler that was begun before its key is claimed, in a task of its own: for
-fastapi/guarded_request.py.
+fastapi/route_request.py.
 
 Owns what becomes of a run; the response is in response_buffer.py.
 """
@@ -24,21 +24,21 @@ from oncekey.engine.aio.attempt import AsyncAttempt, finish_early, task_of
 from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
-from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
-from oncekey.http.late_work import (
+from oncekey.http.aio.asgi_messages import BodyReader
+from oncekey.http.aio.late_work import (
     LateExitsError,
     has_late_exits,
     observe_background_tasks,
     waiting_above,
     waiting_in,
 )
-from oncekey.http.lifespan import Drainable
+from oncekey.http.aio.lifespan import Drainable
+from oncekey.http.aio.request_tasks import Latch, RequestTask, RequestTasks
+from oncekey.http.aio.response_buffer import AsyncResponseBuffer
+from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
 from oncekey.http.message import App, Headers, Message, Response, Scope
-from oncekey.http.outcomes import FAILURE, IncompleteResponse, NotStored, outcome_to_store
-from oncekey.http.request_body import BodyReader
-from oncekey.http.request_tasks import Latch, RequestTask, RequestTasks
-from oncekey.http.response_buffer import ResponseBuffer
 from oncekey.http.rules import Rule
+from oncekey.http.stored_responses import FAILURE, IncompleteResponse, NotStored, outcome_to_store
 from oncekey.http.unhandled_requests import UNSTORED, WatchedScope, is_unstored
 
 
@@ -64,7 +64,7 @@ class BufferedRun:
     error       the app's own error, if it ended without a complete response
     """
 
-    buffer: ResponseBuffer
+    buffer: AsyncResponseBuffer
     is_claimed = False
     error: BaseException | None = None
     _claimed_at = 0.0
@@ -147,7 +147,9 @@ class AttemptRun(BufferedRun):
         outcome is stored already, such an error is for the server only."""
         self.claim()
         self._attempt = attempt
-        self.buffer = ResponseBuffer(users=2)  # the request, and the run until its outcome is known
+        self.buffer = AsyncResponseBuffer(
+            users=2
+        )  # the request, and the run until its outcome is known
         scope = WatchedScope(self._scope)
         scope.update({"extensions": {}, UNSTORED: self.unstored, ATTEMPT: attempt})
         self._app_scope = scope
@@ -283,7 +285,7 @@ class HandlerRun(BufferedRun):
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Start the handler. It may have ended when this returns."""
-        self.buffer = ResponseBuffer()
+        self.buffer = AsyncResponseBuffer()
         self.outcome_known: Latch[None] = Latch()
         self.task = self._guard.tasks.start(work, self._wake)
 
