@@ -13,7 +13,7 @@ from tests.http.asgi_requests import CountingApp, guard, send_request
 
 from oncekey import AsyncOnce
 from oncekey.http import exchange
-from oncekey.http.message import SPILL_BYTES
+from oncekey.http.message import BODY_SPILL_BYTES
 from oncekey.http.request_fingerprint import INLINE_MAX_BYTES, fingerprint_bytes
 from oncekey.http.rules import Rule
 
@@ -32,7 +32,7 @@ FORM = b"&".join(b"field%d=value" % n for n in range(900)) + b"&rest=" + b"x" * 
         (b"application/x-www-form-urlencoded", FORM, b"", True),
         (JSON, gzip.compress(FLOATS), b"gzip", True),
         (b"application/octet-stream", b"x" * (INLINE_MAX_BYTES + 1), b"", False),
-        (b"application/octet-stream", b"x" * (SPILL_BYTES + 1), b"", True),
+        (b"application/octet-stream", b"x" * (BODY_SPILL_BYTES + 1), b"", True),
     ],
     ids=["small", "floats", "few-floats", "text", "form", "gzip", "bytes", "large"],
 )
@@ -50,7 +50,7 @@ def test_large_body_is_fingerprinted_in_a_thread(
     async def main() -> None:
         once = AsyncOnce("memory://")
         app = CountingApp()
-        guarded = guard(app, Rule(max_request=4 * SPILL_BYTES), once=once)
+        guarded = guard(app, Rule(max_request=4 * BODY_SPILL_BYTES), once=once)
         headers = [(b"idempotency-key", b"k"), (b"content-type", kind)]
         headers += [(b"content-encoding", coding)] if coding else []
         first = await send_request(guarded, body=body, headers=headers)
@@ -64,7 +64,7 @@ def test_large_body_is_fingerprinted_in_a_thread(
 
 def test_large_body_reaches_the_app_as_it_was_sent() -> None:
     async def main() -> None:
-        body = bytes(range(256)) * (SPILL_BYTES // 128)
+        body = bytes(range(256)) * (BODY_SPILL_BYTES // 128)
         read: list[bytes] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:

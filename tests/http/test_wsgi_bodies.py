@@ -16,12 +16,12 @@ from flask import Flask, g, request
 
 from oncekey import Once
 from oncekey.http.flask import Idempotency, idempotent
-from oncekey.http.message import SPILL_BYTES
+from oncekey.http.message import BODY_SPILL_BYTES
 from oncekey.http.rules import Rule
 from oncekey.http.wsgi import IdempotencyWSGI
 
 # A body that is kept stands out from what other threads of the run allocate meanwhile.
-LIMIT = 32 * SPILL_BYTES
+LIMIT = 32 * BODY_SPILL_BYTES
 RAN: list[int] = []  # the sizes of the bodies that handlers have seen
 App = Callable[[Any, Any], Iterable[bytes]]
 
@@ -217,11 +217,11 @@ def test_large_body_is_in_a_file(app: App, sent: dict[str, Any]) -> None:
     assert [LIMIT] == RAN
 
 
-@pytest.mark.parametrize("first", [1, 70_000, 2 * SPILL_BYTES])
+@pytest.mark.parametrize("first", [1, 70_000, 2 * BODY_SPILL_BYTES])
 def test_body_that_another_function_has_begun_to_read_is_compared_whole(first: int) -> None:
     """A `before_request` function of Flask runs before the guard."""
     RAN.clear()
-    app, body = flask_app(), bytes(3 * SPILL_BYTES)
+    app, body = flask_app(), bytes(3 * BODY_SPILL_BYTES)
     query = f"first={first}"
     assert post(app, body, QUERY_STRING=query) == (201, b"%d" % len(body))
     assert post(app, body, QUERY_STRING=query)[0] == 201

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
-from oncekey.core.duration import Duration, microseconds
-from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.core.duration import Duration
+from oncekey.core.errors import OncekeyError
 from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.aio.once import DRAIN_DEFAULT, AsyncOnce
 from oncekey.engine.results import Result
 from oncekey.http.aio.asgi_messages import (
     BodyReader,
@@ -38,8 +37,7 @@ from oncekey.http.aio.asgi_messages import (
 from oncekey.http.aio.buffered_run import AttemptRun
 from oncekey.http.aio.comparison_queue import compare_in_turn
 from oncekey.http.aio.late_work import watch_background_tasks
-from oncekey.http.aio.lifespan import draining, note_request, run_lifespan
-from oncekey.http.aio.request_tasks import RequestTasks
+from oncekey.http.aio.lifespan import AppGuard, draining, note_request, run_lifespan
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -60,14 +58,13 @@ from oncekey.http.problem import Render
 from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.rules import SAFE_METHODS, Rule, Rules
 from oncekey.http.stored_responses import NotStored
-from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded, run_marked
+from oncekey.http.unguarded_keys import mark_key_guarded, run_marked
 from oncekey.http.unhandled_requests import leave_unstored, watch_frameworks
 
 __all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
 
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
 
-DRAIN_DEFAULT: Final = "30s"
 
 _log = logging.getLogger("oncekey")
 
@@ -79,7 +76,7 @@ def attempt_of(scope: Any) -> AsyncAttempt | None:
     return found
 
 
-class IdempotencyMiddleware:
+class IdempotencyMiddleware(AppGuard):
     """Guards the requests that `rules` name; by default every POST and PATCH.
 
     caller      a function of the scope that gives the verified principal, or None to refuse
@@ -111,15 +108,7 @@ class IdempotencyMiddleware:
         close: bool = True,
         unguarded: str = "warn",
     ) -> None:
-        if not isinstance(once, AsyncOnce):
-            raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
-        check_caller(caller)
-        watch_frameworks(layers_of(app))
-        watch_background_tasks()
-        self.app = app
-        self.once = once
-        self.caller = caller
-        self.exchange = Exchange(
+        exchange = Exchange(
             Rules(rules),
             operation=operation,
             policy_url=policy_url,
@@ -127,14 +116,14 @@ class IdempotencyMiddleware:
             replay_header=replay_header,
             render_refusal=render_refusal,
         )
-        self.lifespans = 0
-        self.is_noted = False
-        self.unprotected = 0  # runs without a key's protection because the store was down
-        self.tasks = RequestTasks()
-        self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
-        self._find = self.exchange.rules.find
-        self._page_path = self.exchange.page_path
-        self._drain = microseconds(drain, name="drain") / 1_000_000
+        super().__init__(once, exchange, drain, unguarded)
+        check_caller(caller)
+        watch_frameworks(layers_of(app))
+        watch_background_tasks()
+        self.app = app
+        self.caller = caller
+        self._find = exchange.rules.find
+        self._page_path = exchange.page_path
         self._engine_to_close = once if close else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,12 +160,6 @@ class IdempotencyMiddleware:
             await GuardedRequest(self, Rule(), scope, receive, send).refuse(refusal)
             return
         await run_marked(self.app, self.unguarded, scope, receive, send)
-
-    async def drain(self) -> None:
-        """Wait for the running requests, also for those whose clients are gone."""
-        until = time.monotonic() + self._drain
-        await self.once.drain(self._drain)
-        await self.tasks.wait(max(0.0, until - time.monotonic()))
 
 
 class GuardedRequest:
@@ -257,7 +240,7 @@ class GuardedRequest:
 
     async def _run_once(self, arguments: RunArguments) -> None:
         guard = self._guard
-        run = AttemptRun(guard, self._exchange, self._rule, self._scope, self._reader)
+        run = AttemptRun(guard, self._exchange, self._rule, guard.app, self._scope, self._reader)
         reply: Response | Headers | None
         try:
             try:

@@ -14,7 +14,8 @@ from hashlib import blake2b
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, NamedTuple, Protocol
 
-SPILL_BYTES: Final = 1024 * 1024  # a longer body is in a file, not in memory
+BODY_SPILL_BYTES: Final = 1024 * 1024  # a longer request is in a file, not in memory
+SPILL_BYTES: Final = 1024 * 1024  # so is a longer response
 HOLD_MAX_BYTES: Final = 64 * 1024 * 1024  # a longer response is not held back to its end
 CHUNK_BYTES: Final = 64 * 1024  # what is read of a file at once
 
@@ -102,7 +103,7 @@ class Body:
         self.size += len(chunk)
         if self._file is None:
             self._chunks.append(chunk)
-            if self.size > SPILL_BYTES:
+            if self.size > BODY_SPILL_BYTES:
                 self._spill()
             return
         assert self._hash is not None
@@ -174,7 +175,7 @@ def extended(body: bytes | Body, chunk: Any) -> bytes | Body:
     """What was read so far and its next chunk: bytes while it is a single short chunk."""
     if type(chunk) is not bytes:
         chunk = bytes(chunk)  # the server may use its buffer again
-    if not body and len(chunk) <= SPILL_BYTES:
+    if not body and len(chunk) <= BODY_SPILL_BYTES:
         return chunk  # type: ignore[no-any-return]
     if isinstance(body, bytes):
         body = Body(body)

@@ -20,7 +20,7 @@ from oncekey.http.body_comparison import (
     raw_bytes,
     without_content_coding,
 )
-from oncekey.http.message import SPILL_BYTES, Body, Request, RequestHeaders
+from oncekey.http.message import BODY_SPILL_BYTES, Body, Request, RequestHeaders
 from oncekey.http.rules import Rule
 
 # Bodies up to this size are parsed on the event loop, longer ones in a thread.
@@ -60,7 +60,7 @@ def is_slow_to_compare(request: Request) -> bool:
     if size <= INLINE_MAX_BYTES:
         data = body.read() if isinstance(body, Body) else body
         return data.count(b",") > INLINE_MAX_COMMAS and _is_parsed(request)
-    return size > SPILL_BYTES or _is_parsed(request)
+    return size > BODY_SPILL_BYTES or _is_parsed(request)
 
 
 def _is_parsed(request: Request) -> bool:

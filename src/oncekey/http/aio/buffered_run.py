@@ -17,11 +17,10 @@ import sys
 import time
 from collections.abc import Coroutine
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.aio.attempt import AsyncAttempt, finish_early, task_of
-from oncekey.engine.aio.once import AsyncOnce
 from oncekey.engine.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
 from oncekey.http.aio.asgi_messages import BodyReader
@@ -32,29 +31,14 @@ from oncekey.http.aio.late_work import (
     waiting_above,
     waiting_in,
 )
-from oncekey.http.aio.lifespan import Drainable
-from oncekey.http.aio.request_tasks import Latch, RequestTask, RequestTasks
+from oncekey.http.aio.lifespan import AppGuard
+from oncekey.http.aio.request_tasks import Latch, RequestTask
 from oncekey.http.aio.response_buffer import AsyncResponseBuffer
 from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
 from oncekey.http.message import App, Headers, Message, Response, Scope
 from oncekey.http.rules import Rule
 from oncekey.http.stored_responses import FAILURE, IncompleteResponse, NotStored, outcome_to_store
 from oncekey.http.unhandled_requests import UNSTORED, WatchedScope, is_unstored
-
-
-class AppGuard(Drainable, Protocol):
-    """What a run needs of the middleware or FastAPI set-up that guards the app."""
-
-    once: AsyncOnce
-    exchange: Exchange
-    tasks: RequestTasks
-    unprotected: int  # counts runs without a key's protection
-
-
-class GuardedApp(AppGuard, Protocol):
-    """The same of a middleware, which has the app itself."""
-
-    app: App
 
 
 class BufferedRun:
@@ -132,12 +116,18 @@ class AttemptRun(BufferedRun):
     _late_error: BaseException | None = None  # of the app, after its outcome
     _ended: Latch[None] | None = None  # if somebody waits for the app's end
     _task: asyncio.Task[Any] | None = None  # that of the attempt, once the run is finished
-    _guard: GuardedApp
 
     def __init__(
-        self, guard: GuardedApp, exchange: Exchange, rule: Rule, scope: Scope, reader: BodyReader
+        self,
+        guard: AppGuard,
+        exchange: Exchange,
+        rule: Rule,
+        app: App,
+        scope: Scope,
+        reader: BodyReader,
     ) -> None:
         super().__init__(guard, exchange, rule)
+        self._app = app
         self._scope = scope
         self._reader = reader
 
@@ -155,7 +145,7 @@ class AttemptRun(BufferedRun):
         self._app_scope = scope
         observe_background_tasks(self)
         try:
-            call = self._call = self._guard.app(scope, self.receive, self.send)
+            call = self._call = self._app(scope, self.receive, self.send)
             await call
             if self.is_finished:
                 return None

@@ -21,13 +21,11 @@ from typing import (
     Final,
     ForwardRef,
     NamedTuple,
-    Protocol,
     cast,
     get_args,
     get_origin,
 )
 
-import fastapi
 from fastapi import Request
 from fastapi.params import Depends
 from starlette.concurrency import run_in_threadpool
@@ -36,7 +34,7 @@ from starlette.responses import Response as StarletteResponse
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.attempt import AsyncAttempt
 from oncekey.engine.blocking.once import Once
-from oncekey.http.aio.buffered_run import AppGuard
+from oncekey.http.aio.lifespan import AppGuard
 from oncekey.http.asgi import attempt_of
 from oncekey.http.message import Response
 from oncekey.http.rules import Rule
@@ -49,10 +47,10 @@ _SESSION: Final = "oncekey_session"
 _GUARD: Final = "__oncekey_guard__"
 
 
-class RouteGuard(AppGuard, Protocol):
-    """What a guarded route needs of its `Idempotency`."""
+class RouteGuard(AppGuard):
+    """Guards routes of an app. `blocking` is for transactions in sessions that are not async."""
 
-    blocking: Once | None
+    blocking: Once | None = None
 
 
 class EndpointGuard(NamedTuple):
@@ -249,9 +247,9 @@ def _optional(request: Request) -> AsyncAttempt | None:
 
 
 # The attempt an endpoint runs in: for steps, child keys and the fence.
-CurrentAttempt = Annotated[AsyncAttempt, fastapi.Depends(_current)]
+CurrentAttempt = Annotated[AsyncAttempt, Depends(_current)]
 # The same where a key is optional: None without one. For the endpoint's own signature only.
-OptionalAttempt = Annotated[AsyncAttempt | None, fastapi.Depends(_optional)]
+OptionalAttempt = Annotated[AsyncAttempt | None, Depends(_optional)]
 
 
 def _with_attempts(values: dict[str, Any]) -> dict[str, Any]:
