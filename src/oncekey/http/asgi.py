@@ -28,6 +28,8 @@ from oncekey.engine.results import Result
 from oncekey.http.aio.asgi_messages import (
     BodyReader,
     ReadResult,
+    app_path,
+    app_paths,
     has_key_line,
     headers_of,
     request_of,
@@ -53,7 +55,6 @@ from oncekey.http.inspection.policy_document import asgi_app_or_page, is_policy_
 from oncekey.http.inspection.route_table import is_for_keyless_app, layers_of
 from oncekey.http.key_header import HEADER
 from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
-from oncekey.http.path_normalization import app_path, app_paths
 from oncekey.http.problem import Render
 from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.rules import SAFE_METHODS, Rule, Rules

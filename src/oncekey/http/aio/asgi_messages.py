@@ -7,9 +7,10 @@ app. Knows no engine and decides nothing.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from oncekey.core.commands import from_fields
 from oncekey.http.key_header import HEADER
@@ -32,15 +33,46 @@ _CLOSE: Final[Headers] = ((b"connection", b"close"),)
 _HEADER_LENGTH: Final = len(HEADER)
 # What is read at most of a body that is too large, where other requests are on its connection.
 UNREAD_MAX_BYTES: Final = 16 * 1024 * 1024
-_QUESTION_MARK: Final = ord("?")  # a byte is found faster than bytes
+# A byte is found faster than bytes.
+_QUESTION_MARK: Final = ord("?")
+_PERCENT: Final = ord("%")
+_ESCAPED_SLASH: Final = re.compile(rb"%2[Ff]")
 
 
-async def send_response(send: Send, response: Response, more: Headers = ()) -> None:
-    status, headers, body, _ = response
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [*headers, *more]},
-    )
-    await send({"type": "http.response.body", "body": body})
+# --- requests -------------------------------------------------------------------------------------
+
+
+def app_path(scope: Mapping[str, Any]) -> str:
+    """The path of an ASGI scope as the app's own routes see it."""
+    return _without_root_path(scope["path"], scope.get("root_path", ""))
+
+
+def app_paths(scope: Mapping[str, Any]) -> tuple[str, ...]:
+    """The paths that the app's own routes may take the path of an ASGI scope for."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    raw: bytes = scope.get("raw_path") or b""
+    if not root and _PERCENT not in raw:
+        return (path,)
+    paths = [path, _decoded_segments(raw)] if _PERCENT in raw else [path]
+    if root:
+        # Some frameworks remove the root path, some do not, and some search for it in the path.
+        paths += [_without_root_path(one, root) for one in paths]
+        paths += [one.partition(root)[2] for one in paths if root in one]
+    return tuple(dict.fromkeys(paths))
+
+
+def _decoded_segments(raw_path: bytes) -> str:
+    """The path as routers see it that decode each segment by itself: `%2F` is no slash in it."""
+    escaped = _ESCAPED_SLASH.sub(b"%252F", raw_path.partition(b"?")[0])
+    return unquote(escaped.decode("latin-1"))
+
+
+def _without_root_path(path: str, root: str) -> str:
+    """The path as the app's own routes see it: without the prefix the app is mounted under."""
+    if root and path.startswith(root) and path[len(root) :][:1] in ("", "/"):
+        return path[len(root) :] or "/"
+    return path
 
 
 def has_key_line(scope: Mapping[str, Any]) -> bool:
@@ -80,11 +112,11 @@ def request_of(scope: Scope, headers: RequestHeaders, body: bytes | Body) -> Req
     route = scope.get("route")  # set where the framework has chosen it: inside of its router
     if route is None:
         return from_fields(Request, (scope["method"], path, query, headers, body, "", ""))
-    template, name = route_names(route)
+    template, name = _route_names(route)
     return Request(scope["method"], path, query, headers, body, template, name)
 
 
-def route_names(route: Any) -> tuple[str, str]:
+def _route_names(route: Any) -> tuple[str, str]:
     """The template and the published name of a Starlette or FastAPI route."""
     template = getattr(route, "path_format", None) or getattr(route, "path", "")
     name = getattr(route, "operation_id", None) or getattr(route, "unique_id", None)
@@ -95,15 +127,7 @@ def route_names(route: Any) -> tuple[str, str]:
     )
 
 
-async def send_unread(send: Send, response: Response, scope: Scope, reader: BodyReader) -> None:
-    """Send the response to a request that was not read to its end. In HTTP/1 the connection ends
-    with it. From HTTP/2 on other requests are on the connection, and some servers stop reading all
-    of them for what is not read of one: so more of it is read, and thrown away."""
-    if str(scope.get("http_version", "1.1")).startswith("1"):
-        await send_response(send, response, _CLOSE)
-        return
-    await reader.discard(UNREAD_MAX_BYTES)
-    await send_response(send, response)
+# --- bodies of requests ---------------------------------------------------------------------------
 
 
 class ReadResult(enum.Enum):
@@ -200,3 +224,25 @@ class BodyReader:
         """Free the memory and the file."""
         if isinstance(self.body, Body):
             self.body.close()
+
+
+# --- responses ------------------------------------------------------------------------------------
+
+
+async def send_response(send: Send, response: Response, more: Headers = ()) -> None:
+    status, headers, body, _ = response
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [*headers, *more]},
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_unread(send: Send, response: Response, scope: Scope, reader: BodyReader) -> None:
+    """Send the response to a request that was not read to its end. In HTTP/1 the connection ends
+    with it. From HTTP/2 on other requests are on the connection, and some servers stop reading all
+    of them for what is not read of one: so more of it is read, and thrown away."""
+    if str(scope.get("http_version", "1.1")).startswith("1"):
+        await send_response(send, response, _CLOSE)
+        return
+    await reader.discard(UNREAD_MAX_BYTES)
+    await send_response(send, response)

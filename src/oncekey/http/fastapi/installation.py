@@ -16,13 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.aio.once import AsyncOnce
-from oncekey.http.aio.asgi_messages import has_key_line
+from oncekey.http.aio.asgi_messages import app_path, has_key_line
 from oncekey.http.asgi import Caller, IdempotencyMiddleware
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT, Exchange, check_caller
 from oncekey.http.fastapi.openapi import describe
 from oncekey.http.inspection.guarded_views import GuardedViews
 from oncekey.http.inspection.policy_document import asgi_app_or_page, is_policy_page
-from oncekey.http.path_normalization import app_path
 from oncekey.http.rules import Rule
 from oncekey.http.unguarded_keys import UnguardedKeys, run_marked
 

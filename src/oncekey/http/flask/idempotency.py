@@ -23,7 +23,6 @@ from flask import Blueprint, Flask, Response, current_app, request, request_star
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking.attempt import Attempt
 from oncekey.engine.blocking.once import Once
-from oncekey.engine.kept_steps import late_part, warn_of_kept_steps
 from oncekey.http import message, wsgi
 from oncekey.http.blocking.request_guard import FreshResponse, RequestGuard
 from oncekey.http.blocking.wsgi_messages import Environ, headers_of, path_of, request_of
@@ -39,6 +38,7 @@ from oncekey.http.flask.messages import (
     FlaskResponse,
     close_body_with,
     discard_body,
+    final_response,
     flask_response,
     keep_body,
     read_body,
@@ -57,7 +57,6 @@ from oncekey.http.inspection.policy_document import is_policy_page, wsgi_app_or_
 from oncekey.http.inspection.route_table import app_views
 from oncekey.http.problem import Render
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, Rules, rule_from_options
-from oncekey.http.stored_responses import FAILURE
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored
 
@@ -273,9 +272,9 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
         marks: list[int] = []
         environ.update({ATTEMPT: attempt, UNSTORED: marks})
         try:
-            response = FlaskResponse(_final_response(call))
+            response = FlaskResponse(final_response(call))
             if attempt is not None:
-                _end_request(response, attempt, rule.max_response)
+                response.end_request(attempt, rule.max_response)
             response.unhandled = is_unstored(marks, response.status)
             return response
         finally:
@@ -289,27 +288,6 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
     if isinstance(response, FreshResponse):
         return close_body_with(response.app_response.to_send(response.more_headers))
     return close_body_with(flask_response(response))
-
-
-def _end_request(response: FlaskResponse, attempt: Attempt, body_max: int) -> None:
-    """Run the app's functions for the end of the request. They fail by an error, or by a response
-    that one of them made of it."""
-    if response.status >= FAILURE:
-        response.end_request(body_max)  # the view has failed before them
-        return
-    with late_part(attempt):
-        response.end_request(body_max)
-    if response.response(body_max).status >= FAILURE:
-        warn_of_kept_steps(attempt)
-
-
-def _final_response(call: Callable[[], Any]) -> Response:
-    """The response that Flask makes of what a view returns or raises."""
-    try:
-        returned = call()
-    except Exception as error:
-        returned = current_app.handle_user_exception(error)  # raises it if there is no handler
-    return current_app.make_response(returned)
 
 
 # --- the views of an app --------------------------------------------------------------------------

@@ -28,12 +28,15 @@ from werkzeug.datastructures import Headers as FlaskHeaders
 from werkzeug.exceptions import BadRequest, RequestEntityTooLarge
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.engine.blocking.attempt import Attempt
+from oncekey.engine.kept_steps import late_part, warn_of_kept_steps
 from oncekey.http import message
 from oncekey.http.blocking.request_guard import ResponseBuffer
 from oncekey.http.blocking.wsgi_messages import WSGIBody, mark_read
 from oncekey.http.exchange import Exchange
 from oncekey.http.message import Body, PartsFile, TooLarge, UnreadableBody
 from oncekey.http.rules import Rule
+from oncekey.http.stored_responses import FAILURE
 
 _BODY: Final = "oncekey.body"  # in the environ: the WSGIBody
 # In `flask.g`: the response for which the `after_request` functions have run, and whether the
@@ -108,6 +111,15 @@ class _KeptInput(PartsFile):
 # --- responses ------------------------------------------------------------------------------------
 
 
+def final_response(call: Callable[[], Any]) -> Response:
+    """The response that Flask makes of what a view returns or raises."""
+    try:
+        returned = call()
+    except Exception as error:
+        returned = current_app.handle_user_exception(error)  # raises it if there is no handler
+    return current_app.make_response(returned)
+
+
 class FlaskResponse(ResponseBuffer):
     """The response of a view. A streamed response has been read."""
 
@@ -117,8 +129,8 @@ class FlaskResponse(ResponseBuffer):
         self._stored: message.Response | None = None  # as it was before the request's end
         self.status = flask_response.status_code
         self.headers = _header_lines(flask_response)
-        self._streams = flask_response.is_streamed or flask_response.direct_passthrough
-        if not self._streams:
+        is_streamed = flask_response.is_streamed or flask_response.direct_passthrough
+        if not is_streamed:
             self.add(flask_response.get_data())
             return
         source: Any = flask_response.response
@@ -127,9 +139,20 @@ class FlaskResponse(ResponseBuffer):
         flask_response.direct_passthrough = False
         flask_response.response = self
 
-    def end_request(self, body_max: int) -> None:
-        """Run the app's functions for the end of a request. They are run for a replay too, so the
-        view's own response is stored; but if they change its status, theirs is the outcome."""
+    def end_request(self, attempt: Attempt, body_max: int) -> None:
+        """Run the app's functions for the end of a request. They fail by an error, or by a response
+        that one of them makes of it."""
+        if self.status >= FAILURE:
+            self._end_request(body_max)  # the view has failed before them
+            return
+        with late_part(attempt):
+            self._end_request(body_max)
+        if self.response(body_max).status >= FAILURE:
+            warn_of_kept_steps(attempt)
+
+    def _end_request(self, body_max: int) -> None:
+        """They are run for a replay too, so the view's own response is stored; but if they change
+        its status, theirs is the outcome."""
         try:
             self._stored = self.response(body_max)
             self._response = end_request(self._response, is_read=not self.is_cut)
