@@ -140,16 +140,13 @@ class IdempotencyMiddleware(AppGuard):
                     if request.has_key or not is_for_keyless_app(self.app, scope):
                         await request.respond()
                         return
-            elif self._has_unguarded_key(scope):
+            elif self.unguarded.is_reported(scope["method"], scope) and has_key_line(scope):
                 await self._mark_or_refuse(scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             await run_lifespan(self.app, self, self._engine_to_close, scope, receive, send)
             return
         await self.app(scope, receive, send)
-
-    def _has_unguarded_key(self, scope: Scope) -> bool:
-        return self.unguarded.is_reported(scope["method"], scope) and has_key_line(scope)
 
     async def _mark_or_refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request that has a key and that no rule guards."""

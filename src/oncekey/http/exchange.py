@@ -123,10 +123,6 @@ class Exchange:
                 return self.problem_response(problems.INVALID._replace(detail=str(error)))
         return key
 
-    def has_key(self, headers: RequestHeaders) -> bool:
-        """Whether there is a key, valid or not."""
-        return HEADER in headers
-
     def declared_too_large(self, rule: Rule, headers: RequestHeaders) -> bool:
         """Whether the Content-Length exceeds the limit."""
         lines = headers.get(b"content-length")

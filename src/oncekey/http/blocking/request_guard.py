@@ -14,7 +14,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
 from tempfile import SpooledTemporaryFile
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.engine.blocking.attempt import Attempt
@@ -26,6 +26,7 @@ from oncekey.http.exchange import (
     checked_principal,
     unprotected_event,
 )
+from oncekey.http.key_header import HEADER
 from oncekey.http.message import (
     CHUNK_BYTES,
     HOLD_MAX_BYTES,
@@ -73,7 +74,7 @@ class RequestGuard:
 
     def is_exempt(self, rule: Rule, headers: RequestHeaders) -> bool:
         """Whether a request has no key and needs none."""
-        return not rule.required and not self.exchange.has_key(headers)
+        return not rule.required and HEADER not in headers
 
     def admit(
         self, rule: Rule, headers: RequestHeaders, caller: Callable[[], object]
@@ -133,7 +134,7 @@ class _GuardedRun(Generic[A]):
             result = self._operations.run(body=self._body, **arguments)
         except NotStored:
             assert self._app_response is not None
-            return FreshResponse(self._app_response, (), stored=False)
+            return FreshResponse(self._app_response, (), is_stored=False)
         except OncekeyError as error:
             if error is self._app_error:
                 raise  # raised by the handler itself, which may use another engine
@@ -142,7 +143,7 @@ class _GuardedRun(Generic[A]):
             self.close_response()  # a takeover has happened, and its response counts
             return self._exchange.replay(result.value, result.expires_in)
         more_headers = self._exchange.fresh_headers(result.expires_in)
-        return FreshResponse(self._app_response, more_headers, stored=True)
+        return FreshResponse(self._app_response, more_headers, is_stored=True)
 
     def _body(self, attempt: Attempt) -> Response:
         self._has_run = True
@@ -164,7 +165,7 @@ class _GuardedRun(Generic[A]):
         if is_down and self._rule.store_down == "run":
             self._guard.count_unprotected()
             self._guard.once.notify(unprotected_event(error))
-            return FreshResponse(self._call_app(None), STORE_DOWN_HEADERS, stored=False)
+            return FreshResponse(self._call_app(None), STORE_DOWN_HEADERS, is_stored=False)
         self.close_response()
         return self._exchange.error_response(error, self._rule)
 
@@ -178,13 +179,12 @@ class _GuardedRun(Generic[A]):
 # --- responses ------------------------------------------------------------------------------------
 
 
-class FreshResponse(Generic[A]):
+class FreshResponse(NamedTuple, Generic[A]):
     """The app's own response of this run, not a replay; to be sent with `more_headers`."""
 
-    def __init__(self, app_response: A, more_headers: Headers, *, stored: bool) -> None:
-        self.app_response = app_response
-        self.more_headers = more_headers
-        self.stored = stored
+    app_response: A
+    more_headers: Headers
+    is_stored: bool
 
 
 class ResponseBuffer:
@@ -206,15 +206,16 @@ class ResponseBuffer:
         self._file.write(chunk)
         self.size += len(chunk)
 
-    def fill(self, source: Iterable[bytes]) -> None:
-        """Read the body to its end and close it; of one too long to be held, read the beginning."""
-        self._source = source
+    def fill(self, parts: Iterable[bytes], source: object = None) -> None:
+        """Read the body to its end and close it; of one too long to be held, read the beginning.
+        `source` is what is to be closed, if that is not what has the parts."""
+        self._source = parts if source is None else source
         try:
-            parts = iter(source)
-            for chunk in parts:
+            rest = iter(parts)
+            for chunk in rest:
                 self.add(chunk)
                 if self.size > HOLD_MAX_BYTES:
-                    self._rest = parts
+                    self._rest = rest
                     return
         except BaseException:
             self.close()

@@ -229,7 +229,7 @@ def respond(
             operations = joined_transaction(guard.once, alias)
             in_savepoint = rolling_back(call_app, alias)
             response = guard.run(rule, key, caller, data, in_savepoint, operations)
-            if isinstance(response, FreshResponse) and not response.stored:
+            if isinstance(response, FreshResponse) and not response.is_stored:
                 transaction.set_rollback(True, using=alias)
         return _to_send(response)
 

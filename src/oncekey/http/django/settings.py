@@ -39,22 +39,10 @@ from oncekey.http.rules import Rule, Rules, rule_from_options
 from oncekey.http.wsgi import close_at_exit
 
 SETTING: Final = "ONCEKEY"
-_NAMES: Final = frozenset(
-    {
-        "once",
-        "caller",
-        "rules",
-        "transaction",
-        "operation",
-        "policy_url",
-        "challenge",
-        "replay_header",
-        "render_refusal",
-        "close",
-        "unserved",
-        "unguarded",
-    }
-)
+_NAMES: Final = (
+    "once", "caller", "rules", "transaction", "operation", "policy_url", "challenge",
+    "replay_header", "render_refusal", "close", "unserved", "unguarded",
+)  # fmt: skip
 _lock = threading.Lock()
 
 
@@ -62,7 +50,7 @@ class DjangoSettings:
     """The checked setting, with the guard that is made of it."""
 
     def __init__(self, setting: Mapping[str, Any]) -> None:
-        if not isinstance(setting, Mapping) or set(setting) - _NAMES:
+        if not isinstance(setting, Mapping) or set(setting) - set(_NAMES):
             raise ConfigurationError(f"{SETTING} must be a dict of {', '.join(sorted(_NAMES))}")
         if setting.get("caller") is None:
             raise ConfigurationError(

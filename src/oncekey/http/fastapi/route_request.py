@@ -33,6 +33,7 @@ from oncekey.http.aio.request_tasks import Latch
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
+from oncekey.http.key_header import HEADER
 from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
 from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.stored_responses import FAILURE, NotStored
@@ -134,7 +135,7 @@ class RouteRequest:
 
     async def respond(self) -> None:
         """Answer the request. Cancelling this does not cancel what runs."""
-        is_free = not self._guard.rule.required and not self._exchange.has_key(self._headers)
+        is_free = not self._guard.rule.required and HEADER not in self._headers
         mark_key_guarded(self._scope)
         if is_free or ATTEMPT in self._scope:  # or a guard further outside has claimed the key
             await self._app({**self._scope, ON_CALL: None}, self._receive, self._send)

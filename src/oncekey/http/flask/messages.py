@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from flask import Flask, Response, current_app, g, request
@@ -135,7 +135,7 @@ class FlaskResponse(ResponseBuffer):
             return
         source: Any = flask_response.response
         parts = source if flask_response.direct_passthrough else flask_response.iter_encoded()
-        self.fill(_ClosingParts(parts, source))
+        self.fill(parts, source)
         flask_response.direct_passthrough = False
         flask_response.response = self
 
@@ -183,21 +183,6 @@ class FlaskResponse(ResponseBuffer):
 
 def _header_lines(response: Response) -> message.Headers:
     return message.encoded_headers(response.get_wsgi_headers(request.environ))
-
-
-class _ClosingParts:
-    """The parts of a body, which close their source."""
-
-    def __init__(self, parts: Iterable[bytes], source: Any) -> None:
-        self._parts = parts
-        self._source = source
-
-    def __iter__(self) -> Any:
-        return iter(self._parts)
-
-    def close(self) -> None:
-        if hasattr(self._source, "close"):
-            self._source.close()
 
 
 def flask_response(response: message.Response) -> Response:
