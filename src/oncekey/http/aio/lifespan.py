@@ -8,7 +8,8 @@
    them on to apps that are mounted in it. So whoever gets the events waits for the mounted guards
    too: another guard of the process, or `draining()` in the lifespan of the app that is served.
 
-Owns the counts and sets behind these three. Knows no framework.
+`AppGuard` is what is drained: the base of the middleware and of FastAPI's set-up, which run an app
+under keys. Owns the counts and sets behind these three. Knows no framework.
 """
 
 from __future__ import annotations
