@@ -138,7 +138,6 @@ def test_no_file_is_large() -> None:
 # The same name in two packages of one kind: the sync and the async form of a thing, or one module
 # per adapter. A command's module is named like the command.
 TWINS = (
-    {"engine/blocking", "engine/aio"},
     {"queues/blocking", "queues/aio"},
     {"queues/sqs", "queues/kafka", "queues/rabbitmq", "queues/redis_streams"},
     {"stores/memory", "stores/sqlite", "stores/postgres", "stores/redis", "stores/etcd"},

@@ -30,20 +30,20 @@ from oncekey.core.identity import child_key, child_uuid
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery, UnknownKey
 from oncekey.core.step_format import StepResult, StepStatus
-from oncekey.engine.administration import HttpAnswer
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.completer_base import Completed, Completion
-from oncekey.engine.context import current_attempt, current_step
-from oncekey.engine.key_list import KeySummary, Listing
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.attempts.attempt_base import current_attempt, current_step
+from oncekey.engine.background.completion_flow import Completed, Completion
+from oncekey.engine.event_bus import Observer
+from oncekey.engine.keys.administration import HttpAnswer
+from oncekey.engine.keys.key_list import KeySummary, Listing
+from oncekey.engine.keys.key_status import KeyStatus
+from oncekey.engine.keys.store_stats import Stats
 from oncekey.engine.new_key import new_key
-from oncekey.engine.observers import Observer
+from oncekey.engine.once import Once
 from oncekey.engine.registry import Operation
 from oncekey.engine.results import Result
-from oncekey.engine.store_stats import Stats
 
 __version__ = "0.1.0"
 

@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from oncekey import StepResult
-from oncekey.engine import body_codecs
-from oncekey.engine.body_codecs import body_codec
+from oncekey.engine import body_check as body_codecs
+from oncekey.engine.body_check import body_codec
 
 FIVE = Decimal("5.00")
 

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from oncekey.core.step_format import StepStatus
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys.key_status import KeyStatus
 
 _SIZE_ONLY = re.compile(r"\(\d+ bytes that are no text\)")
 _TYPES: tuple[tuple[Any, str], ...] = (

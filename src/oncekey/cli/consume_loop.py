@@ -16,7 +16,7 @@ from typing import Any
 
 from oncekey import AsyncOnce, Once
 from oncekey.cli.open_store import UsageProblem
-from oncekey.engine.aio.once import DRAIN_DEFAULT
+from oncekey.engine.async_once import DRAIN_DEFAULT
 
 
 class Member:

@@ -23,9 +23,9 @@ from oncekey.core.commands import Look, Seen
 from oncekey.core.identity import Identities
 from oncekey.core.notes import lines
 from oncekey.core.store import Store
-from oncekey.engine.administration import find_key, run_plan
-from oncekey.engine.key_search import KeySearch, find_client_key, find_stored_key
-from oncekey.engine.key_status import status_of, time_of
+from oncekey.engine.keys.administration import find_key, run_plan
+from oncekey.engine.keys.key_search import KeySearch, find_client_key, find_stored_key
+from oncekey.engine.keys.key_status import status_of, time_of
 
 
 class KeyChoice(NamedTuple):

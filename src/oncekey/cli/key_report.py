@@ -11,7 +11,7 @@ from typing import Any
 from oncekey.cli.body_redaction import Redacted, redacted_status
 from oncekey.core.notes import lines
 from oncekey.core.step_format import StepStatus
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys.key_status import KeyStatus
 
 VALUE_MAX_CHARS = 2_000
 STEP_MAX_CHARS = 300

@@ -9,7 +9,7 @@ from typing import Any
 from oncekey import KeyStatus, KeySummary, Listing
 from oncekey.cli.key_report import span
 from oncekey.core.search import Cursor
-from oncekey.engine.key_status import time_of
+from oncekey.engine.keys.key_status import time_of
 
 COLUMNS = (
     "tag", "state", "age", "attempt", "scope", "operation", "route", "key", "status",

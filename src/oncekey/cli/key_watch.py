@@ -13,7 +13,7 @@ from oncekey.cli.output import Output, error_line, printable, rich_table
 from oncekey.cli.signals import StopRequest, stop_on_signal
 from oncekey.core.search import Query
 from oncekey.core.store import Store
-from oncekey.engine.administration import list_keys, run_plan
+from oncekey.engine.keys.administration import list_keys, run_plan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,7 +13,7 @@ from typing import Any
 
 from oncekey.cli.output import error_line
 from oncekey.core.store import Store
-from oncekey.engine.administration import note_of_move, run_plan
+from oncekey.engine.keys.administration import note_of_move, run_plan
 from oncekey.engine.store_urls import blocking_store, store_module
 from oncekey.stores.inspection import Inspection
 

@@ -20,7 +20,7 @@ from oncekey.cli.output import Output, error_line
 from oncekey.core.codec import JSON
 from oncekey.core.record import State
 from oncekey.core.store import Store
-from oncekey.engine.administration import (
+from oncekey.engine.keys.administration import (
     Resolution,
     check_decidable,
     decide_key,

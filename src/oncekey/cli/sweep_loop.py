@@ -17,7 +17,7 @@ from oncekey.cli.open_store import UsageProblem
 from oncekey.cli.signals import StopRequest, stop_on_signal
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
-from oncekey.engine.sweeper_base import pause_after
+from oncekey.engine.background.sweeper import pause_after
 
 TIERS = ("all", "keys", "audit")
 # A process that was not elected asks again after this time, or after a shorter period.

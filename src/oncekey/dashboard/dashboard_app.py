@@ -33,9 +33,9 @@ from oncekey.dashboard.request_checks import (
     read_form,
     with_headers,
 )
-from oncekey.engine.aio.event_loop import require_asyncio
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.event_loop import require_asyncio
+from oncekey.engine.once import Once
 from oncekey.http.inspection.route_table import KeylessApp
 
 Authenticate = Callable[[Scope], "str | Awaitable[str | None] | None"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Final
 
-from oncekey.engine.function_code import mentions_commit
+from oncekey.engine.body_check import mentions_commit
 from oncekey.http.inspection.guarded_views import ServedView, guarded_views_in
 from oncekey.http.inspection.outer_layers import late_commits
 from oncekey.http.inspection.route_table import layers_of

@@ -22,8 +22,8 @@ from typing import Any
 
 from oncekey.core.duration import Duration
 from oncekey.core.errors import OncekeyError
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import DRAIN_DEFAULT, AsyncOnce
+from oncekey.engine.async_once import DRAIN_DEFAULT, AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
 from oncekey.engine.results import Result
 from oncekey.http.aio.asgi_messages import (
     BodyReader,

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
+from oncekey.engine.once import Once
 from oncekey.http.blocking.request_guard import RequestGuard, ResponseBuffer
 from oncekey.http.blocking.wsgi_messages import (
     Environ,

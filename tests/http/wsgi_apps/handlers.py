@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tests.http.apps.movable_clock import MovableClock
 
 from oncekey import Once, Policy
-from oncekey.engine.blocking.attempt import Attempt
+from oncekey.engine.attempts.attempt import Attempt
 from oncekey.http.blocking import request_guard
 from oncekey.stores.sqlite import SQLiteStore
 

@@ -28,8 +28,8 @@ from oncekey.core.commands import (
 )
 from oncekey.core.record import State
 from oncekey.core.store import RecordTooLarge, Store, StoreLimits
-from oncekey.engine import administration
-from oncekey.engine.administration import run_plan
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.administration import run_plan
 from oncekey.stores.etcd import EtcdStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.move import DualStore

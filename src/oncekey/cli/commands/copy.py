@@ -20,7 +20,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.identity import Identities
 from oncekey.core.record import FOREVER_US
 from oncekey.core.search import PAGE_LIMIT_MAX, Cursor
-from oncekey.engine.key_status import time_of
+from oncekey.engine.keys.key_status import time_of
 from oncekey.engine.store_urls import moving_urls
 from oncekey.stores.move import DualStore
 from oncekey.stores.move.copy_rule import CopyResult

@@ -15,9 +15,9 @@ from oncekey.cli.open_store import has_records, open_store, warn_of_move
 from oncekey.cli.output import Output
 from oncekey.core.search import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Query
 from oncekey.core.store import Store
-from oncekey.engine.administration import list_keys as page_of_keys
-from oncekey.engine.administration import run_plan
-from oncekey.engine.key_list import STATES, query_of
+from oncekey.engine.keys.administration import list_keys as page_of_keys
+from oncekey.engine.keys.administration import run_plan
+from oncekey.engine.keys.key_list import STATES, query_of
 
 
 @click.command("list")

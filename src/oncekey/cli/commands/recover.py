@@ -23,7 +23,7 @@ from oncekey.cli.recover_loop import (
 from oncekey.cli.signals import stop_on_signal
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT
+from oncekey.engine.background.completion_flow import COMPLETE_LIMIT_DEFAULT
 
 LIMIT_MAX = 10_000
 EVERY_MIN_US = 1_000_000

@@ -16,7 +16,7 @@ from oncekey.cli.operator_decision import (
 )
 from oncekey.cli.output import Output
 from oncekey.core.record import State
-from oncekey.engine.administration import FREE, Resolution, releasable
+from oncekey.engine.keys.administration import FREE, Resolution, releasable
 
 
 @click.command()

@@ -22,7 +22,7 @@ from oncekey.cli.operator_decision import (
 from oncekey.cli.output import Output
 from oncekey.core.answer import JSON_CODECS
 from oncekey.core.record import State
-from oncekey.engine.administration import Resolution, check_unknown, resolution_of
+from oncekey.engine.keys.administration import Resolution, check_unknown, resolution_of
 
 
 @click.command()

@@ -15,7 +15,7 @@ from oncekey.cli.key_table import status_table
 from oncekey.cli.open_store import warn_of_move
 from oncekey.cli.output import Output
 from oncekey.core.codec import JSON
-from oncekey.engine.administration import history_of, run_plan
+from oncekey.engine.keys.administration import history_of, run_plan
 
 
 @click.command()

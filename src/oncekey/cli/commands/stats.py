@@ -12,7 +12,7 @@ from oncekey.cli.open_store import has_records, open_store
 from oncekey.cli.output import Output
 from oncekey.cli.redact import redact_url
 from oncekey.cli.stats_report import COLUMNS, stats_rows, warnings
-from oncekey.engine.administration import measure_store, note_of_move, run_plan
+from oncekey.engine.keys.administration import measure_store, note_of_move, run_plan
 
 
 @click.command()

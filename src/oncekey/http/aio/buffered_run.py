@@ -20,8 +20,8 @@ from types import FrameType
 from typing import Any, Final
 
 from oncekey.core.errors import OncekeyError, StoreUnavailable
-from oncekey.engine.aio.attempt import AsyncAttempt, finish_early, task_of
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.attempts.async_attempt import AsyncAttempt, finish_early, task_of
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
 from oncekey.http.aio.asgi_messages import BodyReader
 from oncekey.http.aio.late_work import (

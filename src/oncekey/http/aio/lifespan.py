@@ -26,9 +26,9 @@ from weakref import WeakSet
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.event_loop import require_asyncio
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.event_loop import require_asyncio
+from oncekey.engine.once import Once
 from oncekey.http.aio.request_tasks import RequestTasks
 from oncekey.http.exchange import Exchange
 from oncekey.http.message import App, Message, Receive, Scope, Send

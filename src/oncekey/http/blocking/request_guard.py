@@ -17,8 +17,8 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once, Operations
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.once import Once, Operations
 from oncekey.http.exchange import (
     STORE_DOWN_HEADERS,
     Exchange,

@@ -14,8 +14,8 @@ from asgiref.sync import iscoroutinefunction
 from django.db import transaction
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.http.blocking.request_guard import FreshResponse
 from oncekey.http.django.messages import (
     DjangoResponse,

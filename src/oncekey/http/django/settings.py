@@ -32,7 +32,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.http.blocking.request_guard import RequestGuard
 from oncekey.http.exchange import POLICY_URL_DEFAULT, Exchange, check_caller
 from oncekey.http.rules import Rule, Rules, rule_from_options

@@ -38,10 +38,10 @@ from django.http import Http404
 from django.http.multipartparser import MultiPartParserError
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once, Operations
-from oncekey.engine.context import current_attempt
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.attempts.attempt_base import current_attempt
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
+from oncekey.engine.once import Once, Operations
 from oncekey.http.django.messages import DjangoResponse, django_request, is_unrouted, rendered
 from oncekey.http.django.view_checks import refusal
 from oncekey.http.unhandled_requests import is_raised_by_rest_validation

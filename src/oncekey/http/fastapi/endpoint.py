@@ -32,8 +32,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response as StarletteResponse
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.once import Once
 from oncekey.http.aio.lifespan import AppGuard
 from oncekey.http.asgi import attempt_of
 from oncekey.http.message import Response

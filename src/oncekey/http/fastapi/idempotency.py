@@ -18,8 +18,8 @@ from fastapi.params import Depends
 
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.once import DRAIN_DEFAULT, AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import DRAIN_DEFAULT, AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.http.aio.lifespan import (
     acquire_engines,
     check_event_loop,

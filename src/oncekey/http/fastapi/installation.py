@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.http.aio.asgi_messages import app_path, has_key_line
 from oncekey.http.asgi import Caller, IdempotencyMiddleware
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT, Exchange, check_caller

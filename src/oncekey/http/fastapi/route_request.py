@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from oncekey.core.errors import OncekeyError
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.context import enter as enter_body
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.attempts.attempt_base import enter as enter_body
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
 from oncekey.http.aio.asgi_messages import (
     BodyReader,

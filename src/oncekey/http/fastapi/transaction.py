@@ -23,10 +23,10 @@ from starlette._exception_handler import wrap_app_handling_exceptions
 from starlette.responses import Response as StarletteResponse
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.once import Once
 from oncekey.engine.results import Result
 from oncekey.http.aio.response_buffer import AsyncResponseBuffer
 from oncekey.http.exchange import RunArguments

@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 from flask import Blueprint, Flask, Response, current_app, request, request_started
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.once import Once
 from oncekey.http import message, wsgi
 from oncekey.http.blocking.request_guard import FreshResponse, RequestGuard
 from oncekey.http.blocking.wsgi_messages import Environ, headers_of, path_of, request_of

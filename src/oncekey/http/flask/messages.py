@@ -28,8 +28,8 @@ from werkzeug.datastructures import Headers as FlaskHeaders
 from werkzeug.exceptions import BadRequest, RequestEntityTooLarge
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.kept_steps import late_part, warn_of_kept_steps
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.attempts.kept_steps import late_part, warn_of_kept_steps
 from oncekey.http import message
 from oncekey.http.blocking.request_guard import ResponseBuffer
 from oncekey.http.blocking.wsgi_messages import WSGIBody, mark_read

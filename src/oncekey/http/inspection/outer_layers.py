@@ -18,7 +18,7 @@ from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from oncekey.engine.function_code import code_of, commits_after, names_in
+from oncekey.engine.body_check import code_of, commits_after, names_in
 from oncekey.http.inspection.guarded_views import (
     GuardedView,
     ServedView,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.kafka.aiokafka_broker import AiokafkaBroker
 from oncekey.queues.kafka.kafka_settings import AIOKAFKA, settings_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.queues.blocking.consumer import Consumer
 from oncekey.queues.kafka.confluent_broker import ConfluentBroker
 from oncekey.queues.kafka.kafka_settings import CONFLUENT, settings_of

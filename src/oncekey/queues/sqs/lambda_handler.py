@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.engine.port import Port
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import BrokerUnavailable, Settled
