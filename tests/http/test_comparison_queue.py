@@ -17,9 +17,8 @@ from tests.http.asgi_requests import CountingApp, send_request
 
 from oncekey import AsyncOnce
 from oncekey.http import exchange
-from oncekey.http.aio import comparison_queue
-from oncekey.http.aio.comparison_queue import ComparisonQueue, TooManyWaiting
-from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.asgi import IdempotencyMiddleware, comparison_queue
+from oncekey.http.asgi.comparison_queue import ComparisonQueue, TooManyWaiting
 from oncekey.http.fastapi import install
 from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.testing.sync_facade import yield_until

@@ -11,12 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oncekey.http import body_comparison
-from oncekey.http.body_comparison import (
-    ESCAPES_MAX,
-    FORM_FIELDS_MAX,
-    VALUES_MAX,
-    comparable_bytes,
-)
+from oncekey.http.body_comparison import ESCAPES_MAX, FORM_FIELDS_MAX, VALUES_MAX, comparable_bytes
 from oncekey.http.canonical_json import PAUSE_SECONDS, SLICE_VALUES
 from oncekey.http.message import Body, Request, TooLarge, headers_by_name
 from oncekey.http.request_fingerprint import fingerprint_bytes

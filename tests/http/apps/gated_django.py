@@ -24,8 +24,8 @@ from tests.http.apps.call_log import FOLDER, CallLog, Receive, Send
 from tests.http.apps.movable_clock import MovableClock
 
 from oncekey import Once, Policy
-from oncekey.http.blocking import request_guard
 from oncekey.http.django import idempotent
+from oncekey.http.wsgi import request_guard
 from oncekey.stores.sqlite import SQLiteStore
 
 CLOCK = MovableClock(FOLDER)

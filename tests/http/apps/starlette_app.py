@@ -24,8 +24,7 @@ from starlette.routing import Route
 from tests.http.apps.movable_clock import MovableClock
 
 from oncekey import AsyncOnce, Policy
-from oncekey.http.aio import response_buffer
-from oncekey.http.asgi import IdempotencyMiddleware, attempt_of
+from oncekey.http.asgi import IdempotencyMiddleware, attempt_of, response_buffer
 from oncekey.http.rules import Rule
 from oncekey.stores.sqlite import AsyncSQLiteStore
 

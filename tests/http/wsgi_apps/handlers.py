@@ -17,7 +17,7 @@ from tests.http.apps.movable_clock import MovableClock
 
 from oncekey import Once, Policy
 from oncekey.engine.attempts.attempt import Attempt
-from oncekey.http.blocking import request_guard
+from oncekey.http.wsgi import request_guard
 from oncekey.stores.sqlite import SQLiteStore
 
 FOLDER = Path(os.environ["GUARDED_FOLDER"])

@@ -19,9 +19,6 @@ from django.http.request import RawPostDataException, UnreadablePostError
 from django.urls import Resolver404, resolve
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.http.blocking import wsgi_messages
-from oncekey.http.blocking.request_guard import ResponseBuffer
-from oncekey.http.blocking.wsgi_messages import CUT_SHORT, declared_length
 from oncekey.http.message import (
     Headers,
     Request,
@@ -34,6 +31,9 @@ from oncekey.http.message import (
 )
 from oncekey.http.rules import Rule
 from oncekey.http.unhandled_requests import UNSTORED
+from oncekey.http.wsgi import messages as wsgi_messages
+from oncekey.http.wsgi.messages import CUT_SHORT, declared_length
+from oncekey.http.wsgi.request_guard import ResponseBuffer
 
 
 def django_request(request: Any) -> Any:

@@ -1,7 +1,7 @@
 """`IdempotencyMiddleware`, and `idempotent`, the decorator of views.
 
 Owns the Django side of a run; view_call.py has the call of the view, settings.py the setting,
-http/blocking/request_guard.py the order of a run.
+http/wsgi/request_guard.py the order of a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from django.db import transaction
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
-from oncekey.http.blocking.request_guard import FreshResponse
 from oncekey.http.django.messages import (
     DjangoResponse,
     body_of,
@@ -56,7 +55,7 @@ from oncekey.http.message import Response, TooLarge, UnreadableBody, text_header
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
 from oncekey.http.unhandled_requests import is_unstored
-from oncekey.http.wsgi import has_unguarded_key
+from oncekey.http.wsgi.request_guard import FreshResponse
 
 _ATTEMPT: Final = "oncekey_attempt"
 _WARN: Final = (
@@ -110,7 +109,7 @@ class IdempotencyMiddleware:
     def process_view(self, request: Any, view: Any, args: Any, kwargs: Any) -> Any:
         """Refuse a request that has a key but no guard, or have a header added to its response."""
         guard, method = self._settings.guard, request.method
-        if attempt_of(request) is not None or not has_unguarded_key(guard, request.META):
+        if attempt_of(request) is not None or not guard.has_unguarded_key(request.META):
             return None
         if guard_for_method(view, method) is not None:
             return None

@@ -33,10 +33,9 @@ from django.utils.module_loading import import_string
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.once import Once
-from oncekey.http.blocking.request_guard import RequestGuard
 from oncekey.http.exchange import POLICY_URL_DEFAULT, Exchange, check_caller
 from oncekey.http.rules import Rule, Rules, rule_from_options
-from oncekey.http.wsgi import close_at_exit
+from oncekey.http.wsgi.request_guard import RequestGuard, close_at_exit
 
 SETTING: Final = "ONCEKEY"
 _NAMES: Final = (

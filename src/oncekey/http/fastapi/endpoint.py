@@ -34,8 +34,8 @@ from starlette.responses import Response as StarletteResponse
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.attempts.async_attempt import AsyncAttempt
 from oncekey.engine.once import Once
-from oncekey.http.aio.lifespan import AppGuard
 from oncekey.http.asgi import attempt_of
+from oncekey.http.asgi.lifespan import AppGuard
 from oncekey.http.message import Response
 from oncekey.http.rules import Rule
 

@@ -20,7 +20,7 @@ from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.async_once import DRAIN_DEFAULT, AsyncOnce
 from oncekey.engine.once import Once
-from oncekey.http.aio.lifespan import (
+from oncekey.http.asgi.lifespan import (
     acquire_engines,
     check_event_loop,
     drain_mounted,

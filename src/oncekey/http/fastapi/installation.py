@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.async_once import AsyncOnce
-from oncekey.http.aio.asgi_messages import app_path, has_key_line
-from oncekey.http.asgi import Caller, IdempotencyMiddleware
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.asgi.messages import app_path, has_key_line
+from oncekey.http.asgi.middleware import Caller
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT, Exchange, check_caller
 from oncekey.http.fastapi.openapi import describe
 from oncekey.http.inspection.guarded_views import GuardedViews

@@ -2,7 +2,7 @@
 
 Owns the two tasks of such a request and how they wait for each other. What is decided about the
 request is in exchange.py, and what becomes of a run in
-aio/buffered_run.py.
+asgi/buffered_run.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.attempts.attempt_base import enter as enter_body
 from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
-from oncekey.http.aio.asgi_messages import (
+from oncekey.http.asgi.buffered_run import HandlerRun
+from oncekey.http.asgi.comparison_queue import compare_in_turn
+from oncekey.http.asgi.late_work import LateExitsError, has_late_exits
+from oncekey.http.asgi.lifespan import note_request
+from oncekey.http.asgi.messages import (
     BodyReader,
     ReadResult,
     headers_of,
@@ -25,11 +29,7 @@ from oncekey.http.aio.asgi_messages import (
     send_response,
     send_unread,
 )
-from oncekey.http.aio.buffered_run import HandlerRun
-from oncekey.http.aio.comparison_queue import compare_in_turn
-from oncekey.http.aio.late_work import LateExitsError, has_late_exits
-from oncekey.http.aio.lifespan import note_request
-from oncekey.http.aio.request_tasks import Latch
+from oncekey.http.asgi.request_tasks import Latch
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction

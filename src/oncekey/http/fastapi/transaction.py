@@ -28,7 +28,7 @@ from oncekey.engine.attempts.async_attempt import AsyncAttempt
 from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.once import Once
 from oncekey.engine.results import Result
-from oncekey.http.aio.response_buffer import AsyncResponseBuffer
+from oncekey.http.asgi.response_buffer import AsyncResponseBuffer
 from oncekey.http.exchange import RunArguments
 from oncekey.http.fastapi.endpoint import RouteGuard, as_starlette
 from oncekey.http.message import HOLD_MAX_BYTES, Message, Response

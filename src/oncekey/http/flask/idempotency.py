@@ -4,10 +4,10 @@ A decorated view runs after the app's `before_request` functions, so a request t
 not claim its key. Its response is stored as Flask makes it, error handlers included. The
 `after_request` functions run for replays too, so what they add is not stored; but they and the
 teardown functions run before the outcome is stored, see messages.py. With `rules=` the whole app
-is wrapped instead, see wsgi.py.
+is wrapped instead, see wsgi/middleware.py.
 
 Owns the Flask side only; messages.py has the request's body and its end,
-blocking/request_guard.py the order of a run.
+wsgi/request_guard.py the order of a run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from flask import Blueprint, Flask, Response, current_app, request, request_star
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.once import Once
-from oncekey.http import message, wsgi
-from oncekey.http.blocking.request_guard import FreshResponse, RequestGuard
-from oncekey.http.blocking.wsgi_messages import Environ, headers_of, path_of, request_of
+from oncekey.http import message
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -59,6 +57,9 @@ from oncekey.http.problem import Render
 from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, Rules, rule_from_options
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored
+from oncekey.http.wsgi.messages import Environ, headers_of, path_of, request_of
+from oncekey.http.wsgi.middleware import IdempotencyWSGI, StartResponse, attempt_of
+from oncekey.http.wsgi.request_guard import FreshResponse, RequestGuard, close_at_exit
 
 P = ParamSpec("P")
 
@@ -77,7 +78,7 @@ _WARN: Final = (
 def current_attempt() -> Attempt | None:
     """The attempt that the current request runs in, for steps, child keys and the fence; None if it
     is not guarded by a key."""
-    return wsgi.attempt_of(request.environ)
+    return attempt_of(request.environ)
 
 
 class Idempotency:
@@ -130,7 +131,7 @@ class Idempotency:
         exchange = Exchange(Rules(self._rules or ()), **options)
         self.guard = RequestGuard(once, exchange, unguarded)
         if close:
-            wsgi.close_at_exit(once)
+            close_at_exit(once)
         if app is not None:
             self.init_app(app)
 
@@ -147,7 +148,7 @@ class Idempotency:
             watch_request_ends(app)
             self._serve_page(app)
             return
-        middleware = wsgi.IdempotencyWSGI(
+        middleware = IdempotencyWSGI(
             app.wsgi_app,
             self.guard.once,
             caller=self.caller,
@@ -162,7 +163,7 @@ class Idempotency:
         """Serve the built-in policy page unless the app has its own."""
         inner, page_path = app.wsgi_app, self.guard.exchange.page_path
 
-        def wsgi_app(environ: Environ, start_response: wsgi.StartResponse) -> Any:
+        def wsgi_app(environ: Environ, start_response: StartResponse) -> Any:
             if is_policy_page(environ["REQUEST_METHOD"], path_of(environ), page_path):
                 return wsgi_app_or_page(inner, app, environ, start_response)
             return inner(environ, start_response)
@@ -233,7 +234,7 @@ def _warn_or_refuse() -> Any:
     """Refuse a request that has a key but no guard, or have a header added to its response."""
     extension, environ = _extension(), request.environ
     view = current_app.view_functions.get(request.endpoint or "")
-    if view is None or not wsgi.has_unguarded_key(extension.guard, environ):
+    if view is None or not extension.guard.has_unguarded_key(environ):
         return None
     if guard_for_method(view, request.method) is not None:
         return None

@@ -31,12 +31,12 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.attempts.kept_steps import late_part, warn_of_kept_steps
 from oncekey.http import message
-from oncekey.http.blocking.request_guard import ResponseBuffer
-from oncekey.http.blocking.wsgi_messages import WSGIBody, mark_read
 from oncekey.http.exchange import Exchange
 from oncekey.http.message import Body, PartsFile, TooLarge, UnreadableBody
 from oncekey.http.rules import Rule
 from oncekey.http.stored_responses import FAILURE
+from oncekey.http.wsgi.messages import WSGIBody, mark_read
+from oncekey.http.wsgi.request_guard import ResponseBuffer
 
 _BODY: Final = "oncekey.body"  # in the environ: the WSGIBody
 # In `flask.g`: the response for which the `after_request` functions have run, and whether the

@@ -10,8 +10,10 @@ framework.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from tempfile import SpooledTemporaryFile
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -39,6 +41,7 @@ from oncekey.http.message import (
 from oncekey.http.rules import Rule
 from oncekey.http.stored_responses import NotStored, outcome_to_store
 from oncekey.http.unguarded_keys import UnguardedKeys
+from oncekey.http.wsgi.messages import Environ
 
 A = TypeVar("A", bound="ResponseBuffer")
 CallApp = Callable[[Attempt | None], A]
@@ -71,6 +74,11 @@ class RequestGuard:
         mounted = copy.copy(self)
         mounted.exchange = exchange
         return mounted
+
+    def has_unguarded_key(self, environ: Environ) -> bool:
+        """Whether a request that nothing guards has a key, and is to be reported."""
+        is_reported = self.unguarded.is_reported(environ["REQUEST_METHOD"], environ)
+        return is_reported and "HTTP_IDEMPOTENCY_KEY" in environ
 
     def is_exempt(self, rule: Rule, headers: RequestHeaders) -> bool:
         """Whether a request has no key and needs none."""
@@ -112,6 +120,17 @@ class RequestGuard:
         except BaseException:
             run.close_response()
             raise
+
+
+def close_at_exit(once: Once) -> None:
+    """Close the engine with the process; WSGI notifies apps of no other end."""
+    reference = weakref.ref(once)
+
+    def close() -> None:
+        if (engine := reference()) is not None:
+            engine.close()
+
+    atexit.register(close)
 
 
 class _GuardedRun(Generic[A]):

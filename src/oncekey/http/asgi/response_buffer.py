@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from oncekey.core.commands import from_fields
-from oncekey.http.aio.request_tasks import Latch
+from oncekey.http.asgi.request_tasks import Latch
 from oncekey.http.message import (
     CHUNK_BYTES,
     HOLD_MAX_BYTES,

@@ -7,14 +7,12 @@ read, claimed and run with an environ of its own; its whole response is buffered
 outcome is durable (I13). Put authentication outside of it or into `caller`, compression and CORS
 outside.
 
-Owns the WSGI side only: exchange.py has the rules of an exchange, blocking/request_guard.py the
-order of a run.
+Owns the WSGI side only: exchange.py has the rules of an exchange, request_guard.py the order of a
+run.
 """
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
@@ -22,15 +20,6 @@ from typing import Any
 from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.engine.once import Once
-from oncekey.http.blocking.request_guard import RequestGuard, ResponseBuffer
-from oncekey.http.blocking.wsgi_messages import (
-    Environ,
-    WSGIBody,
-    headers_of,
-    path_of,
-    put_body_back,
-    request_of,
-)
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -54,9 +43,16 @@ from oncekey.http.problem import Render
 from oncekey.http.rules import Rule, Rules
 from oncekey.http.stored_responses import FAILURE, IncompleteResponse
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
-from oncekey.http.unhandled_requests import UNSTORED, is_unstored, leave_unstored, watch_frameworks
-
-__all__ = ["IdempotencyWSGI", "attempt_of", "leave_unstored"]
+from oncekey.http.unhandled_requests import UNSTORED, is_unstored, watch_frameworks
+from oncekey.http.wsgi.messages import (
+    Environ,
+    WSGIBody,
+    headers_of,
+    path_of,
+    put_body_back,
+    request_of,
+)
+from oncekey.http.wsgi.request_guard import RequestGuard, ResponseBuffer, close_at_exit
 
 StartResponse = Callable[..., Any]
 App = Callable[[Any, Any], Iterable[bytes]]
@@ -131,7 +127,7 @@ class IdempotencyWSGI:
             return self._respond(rule, environ, start_response)
         if rule is None and is_policy_page(method, path, self.exchange.page_path):
             return wsgi_app_or_page(self.app, self, environ, start_response)
-        if rule is None and has_unguarded_key(self.guard, environ):
+        if rule is None and self.guard.has_unguarded_key(environ):
             return self._warn_or_refuse(environ, start_response)
         return self.app(environ, start_response)
 
@@ -243,20 +239,3 @@ def status_line(status: int) -> str:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:  # it has no standard phrase
         return f"{status} Status"
-
-
-def has_unguarded_key(guard: RequestGuard, environ: Environ) -> bool:
-    """Whether a request that nothing guards has a key, and is to be reported."""
-    is_reported = guard.unguarded.is_reported(environ["REQUEST_METHOD"], environ)
-    return is_reported and "HTTP_IDEMPOTENCY_KEY" in environ
-
-
-def close_at_exit(once: Once) -> None:
-    """Close the engine with the process; WSGI notifies apps of no other end."""
-    reference = weakref.ref(once)
-
-    def close() -> None:
-        if (engine := reference()) is not None:
-            engine.close()
-
-    atexit.register(close)

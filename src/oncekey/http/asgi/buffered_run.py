@@ -23,17 +23,17 @@ from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.engine.attempts.async_attempt import AsyncAttempt, finish_early, task_of
 from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
-from oncekey.http.aio.asgi_messages import BodyReader
-from oncekey.http.aio.late_work import (
+from oncekey.http.asgi.late_work import (
     LateExitsError,
     has_late_exits,
     observe_background_tasks,
     waiting_above,
     waiting_in,
 )
-from oncekey.http.aio.lifespan import AppGuard
-from oncekey.http.aio.request_tasks import Latch, RequestTask
-from oncekey.http.aio.response_buffer import AsyncResponseBuffer
+from oncekey.http.asgi.lifespan import AppGuard
+from oncekey.http.asgi.messages import BodyReader
+from oncekey.http.asgi.request_tasks import Latch, RequestTask
+from oncekey.http.asgi.response_buffer import AsyncResponseBuffer
 from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
 from oncekey.http.message import App, Headers, Message, Response, Scope
 from oncekey.http.rules import Rule

@@ -10,7 +10,7 @@ result with it (I14). The response is sent when its outcome is durable (I13). Pu
 outside of the middleware or into `caller`, compression and CORS outside.
 
 Owns a request's way through ASGI; what is decided about it is in exchange.py, and what becomes of
-a run in aio/buffered_run.py.
+a run in buffered_run.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from oncekey.core.errors import OncekeyError
 from oncekey.engine.async_once import DRAIN_DEFAULT, AsyncOnce
 from oncekey.engine.attempts.async_attempt import AsyncAttempt
 from oncekey.engine.results import Result
-from oncekey.http.aio.asgi_messages import (
+from oncekey.http.asgi.buffered_run import AttemptRun
+from oncekey.http.asgi.comparison_queue import compare_in_turn
+from oncekey.http.asgi.late_work import watch_background_tasks
+from oncekey.http.asgi.lifespan import AppGuard, note_request, run_lifespan
+from oncekey.http.asgi.messages import (
     BodyReader,
     ReadResult,
     app_path,
@@ -36,10 +40,6 @@ from oncekey.http.aio.asgi_messages import (
     send_response,
     send_unread,
 )
-from oncekey.http.aio.buffered_run import AttemptRun
-from oncekey.http.aio.comparison_queue import compare_in_turn
-from oncekey.http.aio.late_work import watch_background_tasks
-from oncekey.http.aio.lifespan import AppGuard, draining, note_request, run_lifespan
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -60,9 +60,7 @@ from oncekey.http.request_fingerprint import is_slow_to_compare
 from oncekey.http.rules import SAFE_METHODS, Rule, Rules
 from oncekey.http.stored_responses import NotStored
 from oncekey.http.unguarded_keys import mark_key_guarded, run_marked
-from oncekey.http.unhandled_requests import leave_unstored, watch_frameworks
-
-__all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
+from oncekey.http.unhandled_requests import watch_frameworks
 
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
 

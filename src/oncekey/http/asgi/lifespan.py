@@ -29,7 +29,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.event_loop import require_asyncio
 from oncekey.engine.once import Once
-from oncekey.http.aio.request_tasks import RequestTasks
+from oncekey.http.asgi.request_tasks import RequestTasks
 from oncekey.http.exchange import Exchange
 from oncekey.http.message import App, Message, Receive, Scope, Send
 from oncekey.http.unguarded_keys import UnguardedKeys
