@@ -16,7 +16,6 @@ a run in buffered_run.py.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -63,9 +62,6 @@ from oncekey.http.unguarded_keys import mark_key_guarded, run_marked
 from oncekey.http.unhandled_requests import watch_frameworks
 
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
-
-
-_log = logging.getLogger("oncekey")
 
 
 def attempt_of(scope: Any) -> AsyncAttempt | None:
