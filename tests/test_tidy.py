@@ -142,7 +142,7 @@ TWINS = (
     {"queues/sqs", "queues/kafka", "queues/rabbitmq", "queues/redis_streams"},
     {"stores/memory", "stores/sqlite", "stores/postgres", "stores/redis", "stores/etcd"},
     {"stores/sqlite/caller_connections", "stores/postgres/caller_connections"},
-    {"http/fastapi", "http/flask", "http/django"},
+    {"http/asgi", "http/wsgi", "http/fastapi", "http/flask", "http/django"},
     {"client/httpx", "client/requests"},
 )
 COMMANDS = "cli/commands"

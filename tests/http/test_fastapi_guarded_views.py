@@ -19,7 +19,7 @@ from tests.http.decorators import with_wraps, without_wraps
 from oncekey import AsyncOnce, ConfigurationError
 from oncekey.cli.command_group import run
 from oncekey.http.fastapi import Idempotency
-from oncekey.http.policy_discovery import find_policy
+from oncekey.http.inspection.policy_discovery import find_policy
 
 KEY = {"Idempotency-Key": "k"}
 RAN: list[int] = []

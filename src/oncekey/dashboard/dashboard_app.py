@@ -36,7 +36,7 @@ from oncekey.dashboard.request_checks import (
 from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.event_loop import require_asyncio
 from oncekey.engine.once import Once
-from oncekey.http.route_table import KeylessApp
+from oncekey.http.inspection.route_table import KeylessApp
 
 Authenticate = Callable[[Scope], "str | Awaitable[str | None] | None"]
 Right = bool | Callable[[str], bool]  # the function gets the reader's name

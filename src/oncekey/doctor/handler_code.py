@@ -10,7 +10,7 @@ import dis
 from typing import Any, Final
 
 from oncekey.engine.body_check import code_of, names_in
-from oncekey.http.guarded_views import unwrapped
+from oncekey.http.inspection.guarded_views import unwrapped
 
 # The names by which a body makes running it again harmless.
 _REPEATABLE: Final = frozenset(("step", "child_key", "fence"))

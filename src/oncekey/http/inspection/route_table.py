@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from oncekey.http.guarded_views import ServedView
+from oncekey.http.inspection.guarded_views import ServedView
 from oncekey.http.rules import SAFE_METHODS
 
 _WRAPPED_APP_NAMES = ("app", "wsgi_app", "application", "_app")

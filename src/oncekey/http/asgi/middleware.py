@@ -16,25 +16,29 @@ a run in buffered_run.py.
 from __future__ import annotations
 
 import inspect
-import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
-from oncekey.core.duration import Duration, microseconds
-from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.engine.async_once import AsyncOnce
+from oncekey.core.duration import Duration
+from oncekey.core.errors import OncekeyError
+from oncekey.engine.async_once import DRAIN_DEFAULT, AsyncOnce
 from oncekey.engine.attempts.async_attempt import AsyncAttempt
 from oncekey.engine.results import Result
-from oncekey.http.asgi_messages import (
+from oncekey.http.asgi.buffered_run import AttemptRun
+from oncekey.http.asgi.comparison_queue import compare_in_turn
+from oncekey.http.asgi.late_work import watch_background_tasks
+from oncekey.http.asgi.lifespan import AppGuard, note_request, run_lifespan
+from oncekey.http.asgi.messages import (
+    BodyReader,
+    ReadResult,
+    app_path,
+    app_paths,
     has_key_line,
     headers_of,
     request_of,
     send_response,
     send_unread,
 )
-from oncekey.http.buffered_run import AttemptRun
-from oncekey.http.comparison_queue import compare_in_turn
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
@@ -46,40 +50,18 @@ from oncekey.http.exchange import (
     check_caller,
     checked_principal,
 )
+from oncekey.http.inspection.policy_document import asgi_app_or_page, is_policy_page
+from oncekey.http.inspection.route_table import is_for_keyless_app, layers_of
 from oncekey.http.key_header import HEADER
-from oncekey.http.late_work import watch_background_tasks
-from oncekey.http.lifespan import draining, note_request, run_lifespan
-from oncekey.http.message import (
-    App,
-    Headers,
-    Message,
-    Receive,
-    Response,
-    Scope,
-    Send,
-)
-from oncekey.http.outcomes import NotStored
-from oncekey.http.path_readings import app_path, app_paths
-from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
+from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
 from oncekey.http.problem import Render
-from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
-from oncekey.http.request_tasks import RequestTasks
-from oncekey.http.route_table import is_for_keyless_app, layers_of
 from oncekey.http.rules import SAFE_METHODS, Rule, Rules
-from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded, run_marked
-from oncekey.http.unhandled_requests import (
-    leave_unstored,
-    watch_frameworks,
-)
-
-__all__ = ["IdempotencyMiddleware", "attempt_of", "draining", "leave_unstored"]
+from oncekey.http.stored_responses import NotStored
+from oncekey.http.unguarded_keys import mark_key_guarded, run_marked
+from oncekey.http.unhandled_requests import watch_frameworks
 
 Caller = Callable[[Scope], str | Awaitable[str | None] | None]
-
-DRAIN_DEFAULT: Final = "30s"
-
-_log = logging.getLogger("oncekey")
 
 
 def attempt_of(scope: Any) -> AsyncAttempt | None:
@@ -89,7 +71,7 @@ def attempt_of(scope: Any) -> AsyncAttempt | None:
     return found
 
 
-class IdempotencyMiddleware:
+class IdempotencyMiddleware(AppGuard):
     """Guards the requests that `rules` name; by default every POST and PATCH.
 
     caller      a function of the scope that gives the verified principal, or None to refuse
@@ -121,15 +103,7 @@ class IdempotencyMiddleware:
         close: bool = True,
         unguarded: str = "warn",
     ) -> None:
-        if not isinstance(once, AsyncOnce):
-            raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
-        check_caller(caller)
-        watch_frameworks(layers_of(app))
-        watch_background_tasks()
-        self.app = app
-        self.once = once
-        self.caller = caller
-        self.exchange = Exchange(
+        exchange = Exchange(
             Rules(rules),
             operation=operation,
             policy_url=policy_url,
@@ -137,14 +111,14 @@ class IdempotencyMiddleware:
             replay_header=replay_header,
             render_refusal=render_refusal,
         )
-        self.lifespans = 0
-        self.is_noted = False
-        self.unprotected = 0  # runs without a key's protection because the store was down
-        self.tasks = RequestTasks()
-        self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
-        self._find = self.exchange.rules.find
-        self._page_path = self.exchange.page_path
-        self._drain = microseconds(drain, name="drain") / 1_000_000
+        super().__init__(once, exchange, drain, unguarded)
+        check_caller(caller)
+        watch_frameworks(layers_of(app))
+        watch_background_tasks()
+        self.app = app
+        self.caller = caller
+        self._find = exchange.rules.find
+        self._page_path = exchange.page_path
         self._engine_to_close = once if close else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,16 +134,13 @@ class IdempotencyMiddleware:
                     if request.has_key or not is_for_keyless_app(self.app, scope):
                         await request.respond()
                         return
-            elif self._has_unguarded_key(scope):
+            elif self.unguarded.is_reported(scope["method"], scope) and has_key_line(scope):
                 await self._mark_or_refuse(scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             await run_lifespan(self.app, self, self._engine_to_close, scope, receive, send)
             return
         await self.app(scope, receive, send)
-
-    def _has_unguarded_key(self, scope: Scope) -> bool:
-        return self.unguarded.is_reported(scope["method"], scope) and has_key_line(scope)
 
     async def _mark_or_refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request that has a key and that no rule guards."""
@@ -181,12 +152,6 @@ class IdempotencyMiddleware:
             await GuardedRequest(self, Rule(), scope, receive, send).refuse(refusal)
             return
         await run_marked(self.app, self.unguarded, scope, receive, send)
-
-    async def drain(self) -> None:
-        """Wait for the running requests, also for those whose clients are gone."""
-        until = time.monotonic() + self._drain
-        await self.once.drain(self._drain)
-        await self.tasks.wait(max(0.0, until - time.monotonic()))
 
 
 class GuardedRequest:
@@ -267,7 +232,7 @@ class GuardedRequest:
 
     async def _run_once(self, arguments: RunArguments) -> None:
         guard = self._guard
-        run = AttemptRun(guard, self._exchange, self._rule, self._scope, self._reader)
+        run = AttemptRun(guard, self._exchange, self._rule, guard.app, self._scope, self._reader)
         reply: Response | Headers | None
         try:
             try:

@@ -1,7 +1,8 @@
 """One request to a guarded route, from its first byte to its last.
 
 Owns the two tasks of such a request and how they wait for each other. What is decided about the
-request is in exchange.py, and what becomes of a run in buffered_run.py.
+request is in exchange.py, and what becomes of a run in
+asgi/buffered_run.py.
 """
 
 from __future__ import annotations
@@ -16,19 +17,26 @@ from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.attempts.attempt_base import enter as enter_body
 from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
-from oncekey.http.asgi_messages import headers_of, request_of, send_response, send_unread
-from oncekey.http.buffered_run import HandlerRun
-from oncekey.http.comparison_queue import compare_in_turn
+from oncekey.http.asgi.buffered_run import HandlerRun
+from oncekey.http.asgi.comparison_queue import compare_in_turn
+from oncekey.http.asgi.late_work import LateExitsError, has_late_exits
+from oncekey.http.asgi.lifespan import note_request
+from oncekey.http.asgi.messages import (
+    BodyReader,
+    ReadResult,
+    headers_of,
+    request_of,
+    send_response,
+    send_unread,
+)
+from oncekey.http.asgi.request_tasks import Latch
 from oncekey.http.exchange import ATTEMPT, STORE_DOWN_HEADERS, RunArguments, checked_principal
 from oncekey.http.fastapi.endpoint import ON_CALL, EndpointGuard, PendingCall, as_starlette
 from oncekey.http.fastapi.transaction import response_to, run_in_transaction
-from oncekey.http.late_work import LateExitsError, has_late_exits
-from oncekey.http.lifespan import note_request
+from oncekey.http.key_header import HEADER
 from oncekey.http.message import App, Headers, Message, Receive, Response, Scope, Send
-from oncekey.http.outcomes import FAILURE, NotStored
-from oncekey.http.request_body import BodyReader, ReadResult
 from oncekey.http.request_fingerprint import is_slow_to_compare
-from oncekey.http.request_tasks import Latch
+from oncekey.http.stored_responses import FAILURE, NotStored
 from oncekey.http.unguarded_keys import mark_key_guarded
 from oncekey.http.unhandled_requests import UNSTORED
 
@@ -127,7 +135,7 @@ class RouteRequest:
 
     async def respond(self) -> None:
         """Answer the request. Cancelling this does not cancel what runs."""
-        is_free = not self._guard.rule.required and not self._exchange.has_key(self._headers)
+        is_free = not self._guard.rule.required and HEADER not in self._headers
         mark_key_guarded(self._scope)
         if is_free or ATTEMPT in self._scope:  # or a guard further outside has claimed the key
             await self._app({**self._scope, ON_CALL: None}, self._receive, self._send)

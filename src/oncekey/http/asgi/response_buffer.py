@@ -10,18 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from tempfile import TemporaryFile
-from typing import IO, Final
+from typing import IO
 
 from oncekey.core.commands import from_fields
-from oncekey.http.message import Headers, Message, Response, Send
-from oncekey.http.request_tasks import Latch
+from oncekey.http.asgi.request_tasks import Latch
+from oncekey.http.message import (
+    CHUNK_BYTES,
+    HOLD_MAX_BYTES,
+    SPILL_BYTES,
+    Headers,
+    Message,
+    Response,
+    Send,
+)
 
-SPILL_BYTES: Final = 1024 * 1024  # a longer response is held in a file, not in memory
-HOLD_MAX_BYTES: Final = 64 * 1024 * 1024  # a longer response is not held back to its end
-_CHUNK: Final = 64 * 1024
 
-
-class ResponseBuffer:
+class AsyncResponseBuffer:
     """The response of one run of an ASGI app.
 
     is_storable     whether it can be stored: it is complete, or too long to be held
@@ -136,7 +140,7 @@ class ResponseBuffer:
     async def _deliver_file(self, file: IO[bytes], send: Send, is_complete: bool) -> None:
         left = self._size
         file.seek(0)
-        while part := file.read(_CHUNK):
+        while part := file.read(CHUNK_BYTES):
             left -= len(part)
             more = left > 0 or not is_complete
             await send({"type": "http.response.body", "body": part, "more_body": more})

@@ -7,52 +7,56 @@ read, claimed and run with an environ of its own; its whole response is buffered
 outcome is durable (I13). Put authentication outside of it or into `caller`, compression and CORS
 outside.
 
-Owns the WSGI side only: exchange.py has the rules of an exchange, sync_request.py the order of a
+Owns the WSGI side only: exchange.py has the rules of an exchange, request_guard.py the order of a
 run.
 """
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Final
-from urllib.parse import quote
+from typing import Any
 
 from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.engine.once import Once
-from oncekey.http.canonical_body import TooLarge, UnreadableBody
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
+    Exchange,
     check_caller,
 )
-from oncekey.http.message import Headers, Request, RequestHeaders, Response, headers_by_name
-from oncekey.http.outcomes import FAILURE, IncompleteResponse
-from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
+from oncekey.http.inspection.policy_document import is_policy_page, wsgi_app_or_page
+from oncekey.http.inspection.route_table import layers_of
+from oncekey.http.message import (
+    Headers,
+    Response,
+    TextHeaders,
+    TooLarge,
+    UnreadableBody,
+    encoded_headers,
+    text_headers,
+)
 from oncekey.http.problem import Render
-from oncekey.http.request_body import Body
-from oncekey.http.route_table import layers_of
-from oncekey.http.rules import Rule
-from oncekey.http.sync_request import FreshResponse, RequestKey, SyncGuard
-from oncekey.http.sync_response_buffer import SyncResponseBuffer
+from oncekey.http.rules import Rule, Rules
+from oncekey.http.stored_responses import FAILURE, IncompleteResponse
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
-from oncekey.http.unhandled_requests import UNSTORED, is_unstored, leave_unstored, watch_frameworks
-from oncekey.http.wsgi_body import Environ, WSGIBody, put_body_back
+from oncekey.http.unhandled_requests import UNSTORED, is_unstored, watch_frameworks
+from oncekey.http.wsgi.messages import (
+    Environ,
+    WSGIBody,
+    headers_of,
+    path_of,
+    put_body_back,
+    request_of,
+)
+from oncekey.http.wsgi.request_guard import RequestGuard, ResponseBuffer, close_at_exit
 
-__all__ = ["IdempotencyWSGI", "attempt_of", "leave_unstored"]
-
-Lines = list[tuple[str, str]]
 StartResponse = Callable[..., Any]
 App = Callable[[Any, Any], Iterable[bytes]]
 Caller = Callable[[Environ], str | None]
-
-_UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 
 
 def attempt_of(environ: Environ) -> Attempt | None:
@@ -94,20 +98,18 @@ class IdempotencyWSGI:
         unguarded: str = "warn",
     ) -> None:
         check_caller(caller)
-        self.guard = SyncGuard(
-            once,
-            rules=rules,
+        self.exchange = Exchange(
+            Rules(rules),
             operation=operation,
             policy_url=policy_url,
             challenge=challenge,
             replay_header=replay_header,
             render_refusal=render_refusal,
-            unguarded=unguarded,
         )
+        self.guard = RequestGuard(once, self.exchange, unguarded)
         watch_frameworks(layers_of(app))
         self.app = app
         self.once = once
-        self.exchange = self.guard.exchange
         self.caller = caller
         self._find = self.exchange.rules.find
         if close:
@@ -125,7 +127,7 @@ class IdempotencyWSGI:
             return self._respond(rule, environ, start_response)
         if rule is None and is_policy_page(method, path, self.exchange.page_path):
             return wsgi_app_or_page(self.app, self, environ, start_response)
-        if rule is None and has_unguarded_key(self.guard, environ):
+        if rule is None and self.guard.has_unguarded_key(environ):
             return self._warn_or_refuse(environ, start_response)
         return self.app(environ, start_response)
 
@@ -145,11 +147,17 @@ class IdempotencyWSGI:
             return _send(admitted, start_response)
         try:
             body = sent.read()
-        except UnreadableBody as error:
-            return _send(guard.exchange.unreadable(str(error)), start_response)
-        except TooLarge:
-            return _send(guard.exchange.too_large(rule), start_response)
-        response = self._run(guard, *admitted, environ, headers, body)
+        except (TooLarge, UnreadableBody) as error:
+            return _send(guard.exchange.refused_body(rule, error), start_response)
+
+        def call_app(attempt: Attempt | None) -> WSGIResponse:
+            copied = {**environ, ATTEMPT: attempt, UNSTORED: []}
+            put_body_back(copied, body)
+            return WSGIResponse(self.app, copied)
+
+        key, caller = admitted
+        request = request_of(environ, headers, body)
+        response = guard.run(rule, key, caller, request, call_app)
         if isinstance(response, Response):
             return _send(response, start_response)
         return response.app_response.send(start_response, response.more_headers)
@@ -166,7 +174,7 @@ class IdempotencyWSGI:
         guarded: list[bool] = []
         environ[KEY_GUARDED] = guarded
 
-        def start_marked(line: str, lines: Lines, *exc_info: Any) -> Any:
+        def start_marked(line: str, lines: TextHeaders, *exc_info: Any) -> Any:
             if not guarded:
                 unguarded.report(method, path_of(environ))
                 lines = [*lines, *text_headers(UNGUARDED_HEADERS)]
@@ -174,28 +182,14 @@ class IdempotencyWSGI:
 
         return self.app(environ, start_marked)
 
-    def _run(
-        self,
-        guard: SyncGuard,
-        key: RequestKey,
-        caller: str,
-        environ: Environ,
-        headers: RequestHeaders,
-        body: bytes | Body,
-    ) -> Response | FreshResponse[WSGIResponse]:
-        def call_app(attempt: Attempt | None) -> WSGIResponse:
-            return WSGIResponse(self.app, app_environ(environ, body, attempt))
 
-        return guard.run(key, caller, request_of(environ, headers, body), call_app)
-
-
-class WSGIResponse(SyncResponseBuffer):
+class WSGIResponse(ResponseBuffer):
     """The response of a WSGI app, which has run to its end once this exists."""
 
     def __init__(self, app: App, environ: Environ) -> None:
         super().__init__()
         self._line = ""
-        self._lines: Lines = []
+        self._lines: TextHeaders = []
         try:
             self.fill(app(environ, self._start))
             if not self._line:
@@ -206,12 +200,12 @@ class WSGIResponse(SyncResponseBuffer):
             self.close()
             raise
         self.status = int(self._line[:3])
-        self.headers = tuple(
-            (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self._lines
-        )
+        self.headers = encoded_headers(self._lines)
         self.unhandled = is_unstored(environ.get(UNSTORED, ()), self.status)
 
-    def _start(self, line: str, lines: Lines, exc_info: Any = None) -> Callable[[bytes], None]:
+    def _start(
+        self, line: str, lines: TextHeaders, exc_info: Any = None
+    ) -> Callable[[bytes], None]:
         """The app's `start_response`."""
         if exc_info is not None:
             if self.size:
@@ -234,61 +228,10 @@ class WSGIResponse(SyncResponseBuffer):
         return self
 
 
-# --- requests -----------------------------------------------------------------------------------
-
-
-def path_of(environ: Environ) -> str:
-    """The path within the app, with which rules are matched."""
-    path: str = environ.get("PATH_INFO", "")
-    return path.encode("latin-1").decode("utf-8", "replace") or "/"
-
-
-def has_unguarded_key(guard: SyncGuard, environ: Environ) -> bool:
-    """Whether a request that nothing guards has a key, and is to be reported."""
-    is_reported = guard.unguarded.is_reported(environ["REQUEST_METHOD"], environ)
-    return is_reported and "HTTP_IDEMPOTENCY_KEY" in environ
-
-
-def headers_of(environ: Environ) -> RequestHeaders:
-    """The request's headers. The server has joined headers of one name by commas, and may have
-    taken `Idempotency_Key` for the same name, so that two keys are one malformed key here."""
-    headers = []
-    for name, value in environ.items():
-        header = _header_name(name)
-        if header is not None and (value or name not in _UNPREFIXED):
-            headers.append((header, value.encode("latin-1")))
-    return headers_by_name(headers)
-
-
-@lru_cache(1_000)
-def _header_name(name: str) -> bytes | None:
-    """The name of the header that an item of the environ holds, or None."""
-    if name.startswith("HTTP_"):
-        return name[5:].replace("_", "-").lower().encode("latin-1")
-    return _UNPREFIXED.get(name)
-
-
-def request_of(environ: Environ, headers: RequestHeaders, body: bytes | Body) -> Request:
-    # Servers do not agree on where the undecoded path is, so the decoded one is encoded again:
-    # paths that are equal for the app are equal here.
-    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-    return Request(
-        environ["REQUEST_METHOD"],
-        quote(path.encode("latin-1")).encode("ascii"),
-        environ.get("QUERY_STRING", "").encode("latin-1"),
-        headers,
-        body,
-    )
-
-
-def app_environ(environ: Environ, body: bytes | Body, attempt: Attempt | None) -> Environ:
-    """The environ for the app: a copy with the body that was read, and the attempt."""
-    copied = {**environ, ATTEMPT: attempt, UNSTORED: []}
-    put_body_back(copied, body)
-    return copied
-
-
-# --- responses ----------------------------------------------------------------------------------
+def _send(response: Response, start_response: StartResponse) -> Iterable[bytes]:
+    """Send a refusal or a replay."""
+    start_response(status_line(response.status), text_headers(response.headers))
+    return [response.body]
 
 
 def status_line(status: int) -> str:
@@ -296,24 +239,3 @@ def status_line(status: int) -> str:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:  # it has no standard phrase
         return f"{status} Status"
-
-
-def text_headers(headers: Headers) -> Lines:
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-
-
-def _send(response: Response, start_response: StartResponse) -> Iterable[bytes]:
-    """Send a refusal or a replay."""
-    start_response(status_line(response.status), text_headers(response.headers))
-    return [response.body]
-
-
-def close_at_exit(once: Once) -> None:
-    """Close the engine with the process; WSGI notifies apps of no other end."""
-    reference = weakref.ref(once)
-
-    def close() -> None:
-        if (engine := reference()) is not None:
-            engine.close()
-
-    atexit.register(close)

@@ -1,29 +1,86 @@
-"""Reads the body of a WSGI request: within a limit, and never further than the server allows.
+"""Reads a request from the environ of WSGI.
 
-A body ends after its Content-Length, or where the server ends it (`wsgi.input_terminated`). A body
-of which neither is known is refused: to take it for an empty one would make it equal to every other
-such body. Nothing is read before somebody asks for it. What was read is kept, in a file if it is
-long, and can be read again.
+A body is read within a limit, and never further than the server allows. It ends after its
+Content-Length, or where the server ends it (`wsgi.input_terminated`). A body of which neither is
+known is refused: to take it for an empty one would make it equal to every other such body. Nothing
+is read before somebody asks for it. What was read is kept, in a file if it is long, and can be read
+again.
 
-Owns the reading; request_body.py has what is kept.
+Knows no engine and decides nothing.
 """
 
 from __future__ import annotations
 
 import io
 from contextlib import suppress
+from functools import lru_cache
 from typing import IO, Any, Final
+from urllib.parse import quote
 
-from oncekey.http.canonical_body import TooLarge, UnreadableBody
-from oncekey.http.request_body import Body, PartsFile, extended, part_of
+from oncekey.http.message import (
+    CHUNK_BYTES,
+    Body,
+    PartsFile,
+    Request,
+    RequestHeaders,
+    TooLarge,
+    UnreadableBody,
+    extended,
+    headers_by_name,
+    part_of,
+)
 
 Environ = dict[str, Any]
 
+_UNPREFIXED: Final = {"CONTENT_TYPE": b"content-type", "CONTENT_LENGTH": b"content-length"}
 CUT_SHORT: Final = "The request ended before all of its body was here."
 NO_CHUNKS: Final = "Send a Content-Length: this server passes no chunked bodies on."
 _NO_LENGTH: Final = "Its Content-Length is no number."
 _LENGTH_DIGITS: Final = 18  # a Content-Length with more digits is too large in any case
-_CHUNK: Final = 64 * 1024
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def path_of(environ: Environ) -> str:
+    """The path within the app, with which rules are matched."""
+    path: str = environ.get("PATH_INFO", "")
+    return path.encode("latin-1").decode("utf-8", "replace") or "/"
+
+
+def headers_of(environ: Environ) -> RequestHeaders:
+    """The request's headers. The server has joined headers of one name by commas, and may have
+    taken `Idempotency_Key` for the same name, so that two keys are one malformed key here."""
+    headers = []
+    for name, value in environ.items():
+        header = _header_name(name)
+        if header is not None and (value or name not in _UNPREFIXED):
+            headers.append((header, value.encode("latin-1")))
+    return headers_by_name(headers)
+
+
+@lru_cache(1_000)
+def _header_name(name: str) -> bytes | None:
+    """The name of the header that an item of the environ holds, or None."""
+    if name.startswith("HTTP_"):
+        return name[5:].replace("_", "-").lower().encode("latin-1")
+    return _UNPREFIXED.get(name)
+
+
+def request_of(environ: Environ, headers: RequestHeaders, body: bytes | Body) -> Request:
+    # Servers do not agree on where the undecoded path is, so the decoded one is encoded again:
+    # paths that are equal for the app are equal here.
+    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    return Request(
+        environ["REQUEST_METHOD"],
+        quote(path.encode("latin-1")).encode("ascii"),
+        environ.get("QUERY_STRING", "").encode("latin-1"),
+        headers,
+        body,
+    )
+
+
+# --- bodies of requests ---------------------------------------------------------------------------
 
 
 def declared_length(environ: Environ) -> int | None:
@@ -101,7 +158,7 @@ class WSGIBody:
 
     def open_file(self) -> IO[bytes]:
         """A file with the whole body, which is read when somebody reads the file."""
-        return io.BufferedReader(PartsFile(self), _CHUNK)
+        return io.BufferedReader(PartsFile(self), CHUNK_BYTES)
 
     def _read_on(self, *, keep: bool = True) -> None:
         """Read the next bytes."""
@@ -119,7 +176,7 @@ class WSGIBody:
     def _next_chunk(self) -> bytes:
         most = self._limit + 1 if self._length is None else self._length
         try:
-            chunk: bytes = self._source.read(min(most - self._size, _CHUNK))
+            chunk: bytes = self._source.read(min(most - self._size, CHUNK_BYTES))
         except OSError as error:  # a reset, a timeout, a broken chunk
             raise UnreadableBody(CUT_SHORT) from error
         self._size += len(chunk)

@@ -3,7 +3,7 @@
 They run when the outcome is stored, and so does a commit in one of them: if it fails, retries get a
 success for rows that do not exist (I16). The guard cannot be moved around them, because a layer may
 as well be what refuses strangers, and must do so before any replay (I15). So a layer whose code
-names a commit is told to the log and to `oncekey doctor`. Nothing is called.
+names a commit is reported by the log and by `oncekey doctor`. Nothing is called.
 
 Knows no adapter, and of Flask, Django and REST framework only how they make views of classes.
 """
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from oncekey.engine.body_check import code_of, commits_after, names_in
-from oncekey.http.guarded_views import (
+from oncekey.http.inspection.guarded_views import (
     GuardedView,
     ServedView,
     closure_of,
@@ -40,7 +40,7 @@ _HARMLESS: Final = frozenset((_OURS, "django"))  # whose `atomic` is refused, se
 _SEARCHED_MAX: Final = 400  # functions of one view
 
 _log = logging.getLogger("oncekey")
-_told: Final[WeakKeyDictionary[GuardedView, set[str]]] = WeakKeyDictionary()
+_logged: Final[WeakKeyDictionary[GuardedView, set[str]]] = WeakKeyDictionary()
 
 
 class OuterLayers(NamedTuple):
@@ -75,9 +75,9 @@ def late_commits(served: Iterable[ServedView]) -> Iterator[tuple[GuardedView, st
 def warn_of_late_commits(served: Iterable[ServedView], remedy: str = COMMIT_REMEDY) -> None:
     """Log each of these sentences once."""
     for guard, text in late_commits(served):
-        told = _told.setdefault(guard, set())
-        if text not in told:
-            told.add(text)
+        logged = _logged.setdefault(guard, set())
+        if text not in logged:
+            logged.add(text)
             _log.warning("%s. %s%s", text, remedy[:1].upper(), remedy[1:])
 
 
@@ -101,7 +101,7 @@ class _Search:
         guard = guarded_view_of(one)
         if guard is not None and _is_ours(one):
             return [OuterLayers(guard, above, _guarded(guard, name))]
-        # Flask tells the outermost decorator alone which class the view was made of.
+        # In Flask only the outermost decorator knows the class that the view was made of.
         self._view_class = view_class_of(one) or self._view_class
         if self._view_class is not None and _is_made_of_class(one):
             return list(self._of_class(self._view_class, (*above, one)))

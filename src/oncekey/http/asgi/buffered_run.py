@@ -5,7 +5,7 @@ is known when the app's call has ended, because the app may commit after its res
 background tasks follow, it is stored before they begin, and the app goes on in the same task; see
 late_work.py.
 `HandlerRun` runs a handler that was begun before its key is claimed, in a task of its own: for
-fastapi/guarded_request.py.
+fastapi/route_request.py.
 
 Owns what becomes of a run; the response is in response_buffer.py.
 """
@@ -17,44 +17,28 @@ import sys
 import time
 from collections.abc import Coroutine
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from oncekey.core.errors import OncekeyError, StoreUnavailable
-from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.attempts.async_attempt import AsyncAttempt, finish_early, task_of
 from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
 from oncekey.engine.results import Result
-from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
-from oncekey.http.late_work import (
+from oncekey.http.asgi.late_work import (
     LateExitsError,
     has_late_exits,
     observe_background_tasks,
     waiting_above,
     waiting_in,
 )
-from oncekey.http.lifespan import Drainable
+from oncekey.http.asgi.lifespan import AppGuard
+from oncekey.http.asgi.messages import BodyReader
+from oncekey.http.asgi.request_tasks import Latch, RequestTask
+from oncekey.http.asgi.response_buffer import AsyncResponseBuffer
+from oncekey.http.exchange import ATTEMPT, Exchange, unprotected_event
 from oncekey.http.message import App, Headers, Message, Response, Scope
-from oncekey.http.outcomes import FAILURE, IncompleteResponse, NotStored, outcome_to_store
-from oncekey.http.request_body import BodyReader
-from oncekey.http.request_tasks import Latch, RequestTask, RequestTasks
-from oncekey.http.response_buffer import ResponseBuffer
 from oncekey.http.rules import Rule
+from oncekey.http.stored_responses import FAILURE, IncompleteResponse, NotStored, outcome_to_store
 from oncekey.http.unhandled_requests import UNSTORED, WatchedScope, is_unstored
-
-
-class AppGuard(Drainable, Protocol):
-    """What a run needs of the middleware or FastAPI set-up that guards the app."""
-
-    once: AsyncOnce
-    exchange: Exchange
-    tasks: RequestTasks
-    unprotected: int  # counts runs without a key's protection
-
-
-class GuardedApp(AppGuard, Protocol):
-    """The same of a middleware, which has the app itself."""
-
-    app: App
 
 
 class BufferedRun:
@@ -64,7 +48,7 @@ class BufferedRun:
     error       the app's own error, if it ended without a complete response
     """
 
-    buffer: ResponseBuffer
+    buffer: AsyncResponseBuffer
     is_claimed = False
     error: BaseException | None = None
     _claimed_at = 0.0
@@ -132,12 +116,18 @@ class AttemptRun(BufferedRun):
     _late_error: BaseException | None = None  # of the app, after its outcome
     _ended: Latch[None] | None = None  # if somebody waits for the app's end
     _task: asyncio.Task[Any] | None = None  # that of the attempt, once the run is finished
-    _guard: GuardedApp
 
     def __init__(
-        self, guard: GuardedApp, exchange: Exchange, rule: Rule, scope: Scope, reader: BodyReader
+        self,
+        guard: AppGuard,
+        exchange: Exchange,
+        rule: Rule,
+        app: App,
+        scope: Scope,
+        reader: BodyReader,
     ) -> None:
         super().__init__(guard, exchange, rule)
+        self._app = app
         self._scope = scope
         self._reader = reader
 
@@ -147,13 +137,15 @@ class AttemptRun(BufferedRun):
         outcome is stored already, such an error is for the server only."""
         self.claim()
         self._attempt = attempt
-        self.buffer = ResponseBuffer(users=2)  # the request, and the run until its outcome is known
+        self.buffer = AsyncResponseBuffer(
+            users=2
+        )  # the request, and the run until its outcome is known
         scope = WatchedScope(self._scope)
         scope.update({"extensions": {}, UNSTORED: self.unstored, ATTEMPT: attempt})
         self._app_scope = scope
         observe_background_tasks(self)
         try:
-            call = self._call = self._guard.app(scope, self.receive, self.send)
+            call = self._call = self._app(scope, self.receive, self.send)
             await call
             if self.is_finished:
                 return None
@@ -283,7 +275,7 @@ class HandlerRun(BufferedRun):
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Start the handler. It may have ended when this returns."""
-        self.buffer = ResponseBuffer()
+        self.buffer = AsyncResponseBuffer()
         self.outcome_known: Latch[None] = Latch()
         self.task = self._guard.tasks.start(work, self._wake)
 

@@ -1,4 +1,4 @@
-"""Gives a request's body a canonical form, so that retries may write the same content differently.
+"""Gives a request's body a comparable form, so that retries may write the same content differently.
 
 Bodies are equal if they have the same JSON members in any order, the same form fields, or the same
 parts of a multipart form, whose boundary differs between retries. A body that cannot be parsed
@@ -12,15 +12,20 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
 from hashlib import blake2b
 from typing import IO, Any, Final
 from urllib.parse import unquote_to_bytes
 
-from oncekey.http.canonical_json import Slices, canonical_json
+from oncekey.http.canonical_json import (
+    NOT_PLAIN,
+    Slices,
+    canonical_json,
+    encode_plain,
+    parse_plain,
+    parse_strict,
+)
+from oncekey.http.message import Body, TooLarge, UnreadableBody
 from oncekey.http.missing_dependency import MissingDependency, needs
-from oncekey.http.plain_json import NOT_PLAIN, encode_plain, parse_plain
-from oncekey.http.request_body import Body
 
 with needs("http"):
     import multipart
@@ -55,25 +60,7 @@ _FORMS: Final = frozenset({b"application/x-www-form-urlencoded", b"multipart/for
 Fields = Sequence[str]
 
 
-class UnreadableBody(Exception):
-    """The body does not agree with its headers, or did not arrive whole."""
-
-
-class TooLarge(Exception):
-    """The decoded body exceeds a limit: `limit`, or the rule's max_request if that is None; in
-    bytes, or in `unit`."""
-
-    def __init__(self, limit: int | None = None, unit: str = "bytes") -> None:
-        super().__init__()
-        self.limit = limit
-        self.unit = unit
-
-
-class _NotStrictError(ValueError):
-    """JSON that two parsers may understand differently."""
-
-
-# --- content codings ------------------------------------------------------------------------
+# --- content codings ------------------------------------------------------------------------------
 
 
 def without_content_coding(body: Body, codings: bytes, limit: int) -> tuple[Body, bytes]:
@@ -141,7 +128,7 @@ def _decompress(stream: Any, data: bytes, name: bytes, limit: int, decoded: Body
             return b""
 
 
-# --- canonical forms ------------------------------------------------------------------------
+# --- comparable forms -----------------------------------------------------------------------------
 
 
 def is_parsed_type(media: bytes) -> bool:
@@ -149,7 +136,7 @@ def is_parsed_type(media: bytes) -> bool:
     return media == b"application/json" or media.endswith(b"+json") or media in _FORMS
 
 
-def canonical_bytes(
+def comparable_bytes(
     body: bytes | Body, media: bytes, boundary: str, ignore: Fields, only: Fields | None
 ) -> bytes:
     """Bytes that are equal for equal content; the first one says which form they have."""
@@ -212,7 +199,7 @@ def _any_json(body: Body, ignore: Fields, only: Fields | None) -> bytes:
         return raw_bytes(body)
     try:
         slices = Slices()
-        value = _strict(data.decode("utf-8"), slices)
+        value = parse_strict(data.decode("utf-8"), slices)
         if only is not None and (selected := _selected(value, only)) is not None:
             return b"o" + canonical_json(selected, slices)
         for path in ignore:
@@ -239,39 +226,6 @@ def _values_in(data: bytes) -> int:
 
 def _beginnings_in(data: bytes) -> int:
     return data.count(b",") + data.count(b"[") + data.count(b"{")
-
-
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise _NotStrictError("a member comes twice")
-    return members
-
-
-def _exact(text: str) -> float:
-    """Accept only numbers that a float represents as written: 0.1, not 0.10000000000000001."""
-    number = float(text)
-    written = repr(number)
-    if text != written and Decimal(text) != Decimal(written):
-        raise _NotStrictError(f"{text} is no float")
-    return number
-
-
-def _refuse(text: str) -> Any:
-    raise _NotStrictError(f"{text} is no JSON")
-
-
-def _strict(text: str, slices: Slices) -> Any:
-    """The value of a JSON document, of which all parsers think the same."""
-
-    def exact(number: str) -> float:
-        slices.count()
-        return _exact(number)
-
-    decoder = json.JSONDecoder(
-        object_pairs_hook=_members, parse_float=exact, parse_constant=_refuse
-    )
-    return decoder.decode(text)
 
 
 def _selected(value: Any, only: Fields) -> list[Any] | None:
@@ -330,13 +284,13 @@ def _form_pairs(text: str) -> list[tuple[str, str]]:
         return []
     fields = text.split("&", FORM_FIELDS_MAX)
     if len(fields) > FORM_FIELDS_MAX:
-        raise _NotStrictError("it has too many fields")
+        raise ValueError("it has too many fields")
     slices = Slices()
     pairs = []
     for field in fields:
         name, equals, value = field.partition("=")
         if not equals:
-            raise _NotStrictError("a field has no value")
+            raise ValueError("a field has no value")
         slices.count()
         pairs.append((_unescaped(name, slices), _unescaped(value, slices)))
     return pairs

@@ -8,7 +8,8 @@
    them on to apps that are mounted in it. So whoever gets the events waits for the mounted guards
    too: another guard of the process, or `draining()` in the lifespan of the app that is served.
 
-Owns the counts and sets behind these three. Knows no framework.
+`AppGuard` is what is drained: the base of the middleware and of FastAPI's set-up, which run an app
+under keys. Owns the counts and sets behind these three. Knows no framework.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
+from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.event_loop import require_asyncio
 from oncekey.engine.once import Once
+from oncekey.http.asgi.request_tasks import RequestTasks
+from oncekey.http.exchange import Exchange
 from oncekey.http.message import App, Message, Receive, Scope, Send
+from oncekey.http.unguarded_keys import UnguardedKeys
 
 _log = logging.getLogger("oncekey")
 
@@ -55,17 +61,35 @@ def release_engine(engine: AsyncOnce | Once) -> bool:
         return left <= 0
 
 
-class Drainable(Protocol):
-    """A guard whose requests a shutdown waits for.
+class AppGuard:
+    """Guards the requests of one ASGI app.
 
-    lifespans   counts its running lifespans
-    is_noted    whether it has served a request outside of one
+    lifespans    counts the app's running lifespans
+    is_noted     whether it has served a request outside of one
+    unprotected  counts runs without a key's protection because the store was down
+    tasks        those of its requests
     """
 
-    lifespans: int
-    is_noted: bool
+    lifespans = 0
+    is_noted = False
+    unprotected = 0
 
-    async def drain(self) -> None: ...
+    def __init__(
+        self, once: AsyncOnce, exchange: Exchange, drain: Duration, unguarded: str
+    ) -> None:
+        if not isinstance(once, AsyncOnce):
+            raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
+        self.once = once
+        self.exchange = exchange
+        self.tasks = RequestTasks()
+        self.unguarded = UnguardedKeys(exchange, once.notify, unguarded)
+        self._drain = microseconds(drain, name="drain") / 1_000_000
+
+    async def drain(self) -> None:
+        """Wait for the running requests, also for those whose clients are gone."""
+        until = time.monotonic() + self._drain
+        await self.once.drain(self._drain)
+        await self.tasks.wait(max(0.0, until - time.monotonic()))
 
 
 # --- apps that are mounted in another -----------------------------------------------------------
@@ -80,7 +104,7 @@ def check_event_loop() -> None:
     require_asyncio("oncekey's guards for ASGI need")
 
 
-def note_request(guard: Drainable, scope: Scope) -> None:
+def note_request(guard: AppGuard, scope: Scope) -> None:
     """Called when a guard gets a request. Remembers a guard that gets no lifespan events, and logs
     a warning if nobody else will wait for its requests."""
     root_path = scope.get("root_path")
@@ -125,7 +149,7 @@ async def drain_mounted() -> None:
 
 
 async def run_lifespan(
-    app: App, guard: Drainable, engine: AsyncOnce | None, scope: Scope, receive: Receive, send: Send
+    app: App, guard: AppGuard, engine: AsyncOnce | None, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Run the lifespan of a guarded app. The app gets its shutdown event when no request runs any
     more, because the app then closes what these need. `engine` starts and ends with the app; None

@@ -1,26 +1,39 @@
 """Writes the policy that a service publishes about its keys, as the standard's draft demands.
 
 It is made from the rules that an app really has, so that the two cannot differ: as data, Markdown,
-or an HTML page, to whose anchors the `type` of a refusal points. Pure; policy_discovery.py finds an
-app's rules.
+or an HTML page, to whose anchors the `type` of a refusal points.
+
+That page is served where the Link header of a refusal leads by default. It is made from the app's
+rules at each request. An app's own page has precedence: the app is called first, and only its 404
+is replaced. Knows ASGI and WSGI, but no engine; policy_discovery.py finds an app's rules.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from oncekey.core.duration import human
 from oncekey.core.identity import KEY_MAX_CHARS
 from oncekey.core.policy import Policy
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT
-from oncekey.http.outcomes import NEVER_STORED_STATUSES
+from oncekey.http.inspection.policy_discovery import find_policy
+from oncekey.http.key_header import HEADER_NAME
+from oncekey.http.message import App, Headers, Response, text_headers
 from oncekey.http.problem import ALL_PROBLEMS
 from oncekey.http.rules import Rule
+from oncekey.http.stored_responses import NEVER_STORED_STATUSES
 
-HEADER = "Idempotency-Key"
+_PAGE_METHODS: Final = frozenset({"GET", "HEAD"})
+_HEADERS: Final[Headers] = (
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"cache-control", b"max-age=300"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'"),
+    (b"x-content-type-options", b"nosniff"),
+)
+_NOT_FOUND: Final = 404
 
 
 @dataclass(frozen=True)
@@ -91,14 +104,14 @@ def _compared(rule: Rule) -> str:
     return f"method, path, query, content type and body{rest}{more}"
 
 
-# --- formats --------------------------------------------------------------------------------
+# --- formats --------------------------------------------------------------------------------------
 
 
 def as_data(
     entries: Sequence[PolicyEntry], *, replay_header: str = REPLAY_HEADER_DEFAULT
 ) -> dict[str, Any]:
     return {
-        "header": HEADER,
+        "header": HEADER_NAME,
         "replay_header": replay_header,
         "retention_header": "X-Idempotency-Retention",
         "unprotected_header": "X-Idempotency-Unprotected",
@@ -182,8 +195,8 @@ def _details(entry: PolicyEntry) -> list[tuple[str, str]]:
 
 def _general(replay_header: str) -> tuple[str, ...]:
     return (
-        f"Send {HEADER} with a new random key for each new request, and the same key again when "
-        "you retry it. A request is carried out once for its key; every retry gets the stored "
+        f"Send {HEADER_NAME} with a new random key for each new request, and the same key again "
+        "when you retry it. A request is carried out once for its key; every retry gets the stored "
         f"answer, marked with {replay_header}: true.",
         "Keys belong to the authenticated caller; another caller's key is another key. A key that "
         "was used for one request is refused with 422 for another. While the first request is "
@@ -200,7 +213,7 @@ def _wrapped(texts: Iterable[str]) -> list[str]:
     return [line for text in texts for line in (text, "")][:-1]
 
 
-_PAGE = """<!doctype html>
+_PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>
 <style>
@@ -213,3 +226,66 @@ section:target {{ outline: 2px solid; outline-offset: .5rem }}
 {body}
 </body></html>
 """
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def is_policy_page(method: str, path: str, page_path: str | None) -> bool:
+    """Whether a request is for the policy page."""
+    return path == page_path and method in _PAGE_METHODS
+
+
+def policy_page(app: Any, method: str = "GET") -> Response:
+    """The page of a guarded app, or of the middleware around it."""
+    found = find_policy(app)
+    shown = [route for route in found.routes if route.path not in found.hidden_paths]
+    return page_with_entries(policy_entries(shown, found.policy), found.replay_header, method)
+
+
+def page_with_entries(entries: Sequence[PolicyEntry], replay_header: str, method: str) -> Response:
+    """The page with these entries."""
+    body = as_html(entries, replay_header=replay_header).encode()
+    headers = (*_HEADERS, (b"content-length", b"%d" % len(body)))
+    return Response(200, headers, b"" if method == "HEAD" else body)
+
+
+async def asgi_app_or_page(app: App, guarded: Any, scope: Any, receive: Any, send: Any) -> None:
+    """Call the app; if it responds with 404, send the policy page of `guarded` instead."""
+    is_replaced = False
+
+    async def send_or_replace(message: Any) -> None:
+        nonlocal is_replaced
+        if message["type"] == "http.response.start" and message["status"] == _NOT_FOUND:
+            is_replaced = True
+            page = policy_page(guarded, scope["method"])
+            start = {"type": "http.response.start", "status": page.status}
+            await send({**start, "headers": list(page.headers)})
+            await send({"type": "http.response.body", "body": page.body})
+        elif not is_replaced:
+            await send(message)
+
+    await app(scope, receive, send_or_replace)
+
+
+def wsgi_app_or_page(
+    app: Callable[[Any, Any], Iterable[bytes]], guarded: Any, environ: Any, start_response: Any
+) -> Iterable[bytes]:
+    """The same as `asgi_app_or_page` for a WSGI app."""
+    is_missing = False
+
+    def start_or_replace(line: str, lines: Any, exc_info: Any = None) -> Any:
+        nonlocal is_missing
+        if line.startswith(str(_NOT_FOUND)):
+            is_missing = True
+            return lambda chunk: None
+        return start_response(line, lines, *([exc_info] if exc_info else []))
+
+    parts = app(environ, start_or_replace)
+    if not is_missing:
+        return parts
+    if hasattr(parts, "close"):
+        parts.close()
+    page = policy_page(guarded, environ["REQUEST_METHOD"])
+    start_response("200 OK", text_headers(page.headers))
+    return [page.body]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.http.exchange import OPERATION_DEFAULT, REPLAY_HEADER_DEFAULT
-from oncekey.http.guarded_views import GuardedViews, guard_for_method
-from oncekey.http.route_table import Route, app_views, layers_of, routes_of
+from oncekey.http.inspection.guarded_views import GuardedViews, guard_for_method
+from oncekey.http.inspection.route_table import Route, app_views, layers_of, routes_of
 from oncekey.http.rules import Rule, Rules
 
 
