@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from oncekey.core.policy import OPTION_NAMES, PolicyOptions
-from oncekey.http.rules import (Rule, RuleOptions)
+from oncekey.http.rules import Rule, RuleOptions
 
 ROOT = Path(__file__).parent.parent
 

@@ -22,7 +22,7 @@ from oncekey import AsyncOnce, Once, Policy
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.doctor.app_checks import APP_CHECKS, app_findings
 from oncekey.doctor.handler_code import is_constant, mentions_attempt
-from oncekey.http.asgi import (IdempotencyMiddleware, attempt_of)
+from oncekey.http.asgi import IdempotencyMiddleware, attempt_of
 from oncekey.http.fastapi import Idempotency
 from oncekey.http.flask import Idempotency as FlaskIdempotency
 from oncekey.http.flask import idempotent

@@ -22,7 +22,7 @@ from tests.fleet import common
 from oncekey import AsyncOnce, Policy
 from oncekey.client import AsyncIdempotentTransport, Retry
 from oncekey.client.step_result import step_result
-from oncekey.http.asgi import (IdempotencyMiddleware, attempt_of)
+from oncekey.http.asgi import IdempotencyMiddleware, attempt_of
 from oncekey.http.rules import Rule
 
 NAME = "checkout"

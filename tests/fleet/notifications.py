@@ -15,7 +15,7 @@ from starlette.routing import Route
 from tests.fleet import common
 
 from oncekey import AsyncOnce, Policy
-from oncekey.http.asgi import (IdempotencyMiddleware, attempt_of)
+from oncekey.http.asgi import IdempotencyMiddleware, attempt_of
 from oncekey.http.rules import Rule
 
 NAME = "notifications"

@@ -14,7 +14,7 @@ from flask import Flask, request
 from tests.fleet import common
 
 from oncekey import Once, Policy
-from oncekey.http.flask import (Idempotency, current_attempt, idempotent)
+from oncekey.http.flask import Idempotency, current_attempt, idempotent
 
 NAME = "payments"
 

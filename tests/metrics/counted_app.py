@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from oncekey import Once
-from oncekey.http.flask import (Idempotency, idempotent)
+from oncekey.http.flask import Idempotency, idempotent
 from oncekey.metrics.prometheus import PrometheusMetrics
 
 app = Flask(__name__)

@@ -55,7 +55,7 @@ def fastapi_client(once: AsyncOnce, effects: AsyncEffects) -> Any:
 def flask_client(once: Once, effects: Effects) -> Any:
     from flask import Flask, abort, g, request
 
-    from oncekey.http.flask import (Idempotency, idempotent)
+    from oncekey.http.flask import Idempotency, idempotent
 
     app = Flask("shop")
     app.testing = True  # so that the client raises what the app raised

@@ -43,7 +43,7 @@ from tests.support.chaos.payment_names import (
 
 from oncekey import AsyncOnce, Policy, Recovery
 from oncekey.core.events import Event
-from oncekey.http.fastapi import (CurrentAttempt, Idempotency)
+from oncekey.http.fastapi import CurrentAttempt, Idempotency
 from oncekey.http.message import Response
 
 INSERT: Final = text(f"INSERT INTO {TABLE} VALUES (:id, :run, :cents)")  # noqa: S608

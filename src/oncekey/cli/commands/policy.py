@@ -50,7 +50,7 @@ def policy(app: str, form: str, title: str, as_json: bool) -> None:
 
 def _found(name: str) -> tuple[Any, Any]:
     try:
-        from oncekey.http.inspection import (policy_discovery, policy_document)
+        from oncekey.http.inspection import policy_discovery, policy_document
     except ImportError as error:
         raise UsageProblem(f"{error}; install oncekey[http]") from error
     return policy_document, policy_discovery.find_policy(import_object(name))
