@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.doctor.findings import problems
 
-from oncekey.stores.checkup import Finding, Severity
+from oncekey.stores.inspection import Finding, Severity
 from oncekey.stores.redis import server_checks
 from oncekey.stores.redis.checkup_session import ServerReading
 from oncekey.stores.redis.durability import CLUSTER, SENTINEL, parse_server

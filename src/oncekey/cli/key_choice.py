@@ -22,7 +22,7 @@ from oncekey.cli.store_access import has_records, open_store, secret_from
 from oncekey.core.codec import JSON
 from oncekey.core.commands import Look, Seen
 from oncekey.core.identity import Identities
-from oncekey.core.notes import lines
+from oncekey.core.record import lines
 from oncekey.core.store import Store
 from oncekey.engine.keys.administration import find_key, run_plan
 from oncekey.engine.keys.key_search import KeySearch, find_client_key, find_stored_key

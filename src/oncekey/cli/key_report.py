@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from oncekey.cli.output import counted, utc
-from oncekey.core.notes import lines
+from oncekey.core.record import lines
 from oncekey.core.step_format import StepStatus
 from oncekey.engine.keys.key_list import KeySummary, Listing
 from oncekey.engine.keys.key_status import KeyStatus

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.notes import decision, lines
+from oncekey.core.record import decision, lines
 from oncekey.core.step_format import StepStatus
 from oncekey.engine.keys.key_status import KeyStatus
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from oncekey.core.notes import decision, lines
+from oncekey.core.record import decision, lines
 from oncekey.dashboard.display import span, when
 from oncekey.engine.keys.key_status import KeyStatus, time_of
 

@@ -19,7 +19,7 @@ from oncekey.doctor.commit_checks import COMMITS, commit_findings
 from oncekey.doctor.handler_code import is_constant, mentions_attempt
 from oncekey.http.inspection.guarded_views import guarded_view_of
 from oncekey.http.inspection.route_table import routes_of
-from oncekey.stores.checkup import Check, Finding
+from oncekey.stores.inspection import Check, Finding
 
 _KEYED_METHODS: Final = frozenset(("POST", "PATCH"))
 _SHOWN_MAX: Final = 10  # of the routes that a finding names

@@ -16,7 +16,7 @@ from oncekey.engine.body_check import mentions_commit
 from oncekey.http.inspection.guarded_views import ServedView, guarded_views_in
 from oncekey.http.inspection.outer_layers import late_commits
 from oncekey.http.inspection.route_table import layers_of
-from oncekey.stores.checkup import Check, Finding
+from oncekey.stores.inspection import Check, Finding
 
 COMMITS: Final = Check(
     "app.late-commits",

@@ -24,7 +24,7 @@ from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any, Final
 
-from oncekey.core.json_encoder import make_encode
+from oncekey.core.codec import make_encode
 from oncekey.http.missing_dependency import needs
 
 with needs("http"):

@@ -13,7 +13,7 @@ from oncekey.core.codec import JSON, StoredValue, Tombstone, pack_tombstone, unp
 from oncekey.core.record import Record, State, Step
 from oncekey.core.step_format import ARGUMENTS, intent_facts, pack_step, unpack_step
 from oncekey.engine.keys.key_status import step_statuses
-from oncekey.stores.step_column import pack_steps, unpack_steps
+from oncekey.stores.record_format import pack_steps, unpack_steps
 
 
 def json_in(envelope: bytes) -> str | None:

@@ -16,7 +16,7 @@ from oncekey.cli.store_access import refuse_memory
 from oncekey.core.policy import KEEP_MAX_US
 from oncekey.doctor.diagnosis import Diagnosis, diagnose
 from oncekey.doctor.observed_checks import RETRY_HORIZON_DEFAULT
-from oncekey.stores.checkup import Finding, Severity
+from oncekey.stores.inspection import Finding, Severity
 
 if TYPE_CHECKING:
     from rich.table import Table

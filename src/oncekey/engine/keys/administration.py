@@ -18,8 +18,7 @@ from oncekey.core.codec import JSON, Codec
 from oncekey.core.commands import Done, Look, Resolve, Seen
 from oncekey.core.errors import ConfigurationError, KeyChanged, OncekeyError, StoreUnavailable
 from oncekey.core.move_marks import MARK_ID, check_alone, note_for_readers
-from oncekey.core.notes import NOTE_MAX_CHARS
-from oncekey.core.record import State
+from oncekey.core.record import NOTE_MAX_CHARS, State
 from oncekey.core.search import NEWEST, PAGE_LIMIT_MAX, Cursor, Query
 from oncekey.core.store import AsyncStore, Store, Unfinished
 from oncekey.engine.batches.batch import no_answer, writes

@@ -14,9 +14,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.stores.etcd.options import Options, split_url
 
 if TYPE_CHECKING:
-    from oncekey.stores.checkup import Checkup
     from oncekey.stores.etcd.etcd_store import AsyncEtcdStore, EtcdStore
-    from oncekey.stores.inspection import Inspection
+    from oncekey.stores.inspection import Checkup, Inspection
 
 __all__ = [
     "AsyncEtcdStore",

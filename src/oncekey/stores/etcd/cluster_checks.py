@@ -4,7 +4,7 @@ oncekey.stores.inspection, and the checks of `oncekey doctor`, which read and cr
 etcd has no tables, so a store's only step is its format. This module owns what makes a cluster
 unsafe, or stops it one day: members that are away, a release with a known fault, alarms, a quota
 that is nearly used up, revisions that nobody compacts. How the findings are shown is not known here
-(see oncekey.stores.checkup).
+(see oncekey.stores.inspection).
 """
 
 from __future__ import annotations
@@ -20,16 +20,6 @@ from aetcd import rpc
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.core.search import NEWEST, Query
-from oncekey.stores.checkup import (
-    OVERDUE_MAX,
-    RUNS_MAX,
-    SWEEP_LATE_US,
-    Check,
-    Checkup,
-    Finding,
-    ObservedRun,
-    overdue_text,
-)
 from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.etcd_store import run_alone
 from oncekey.stores.etcd.keyspace import FORMAT
@@ -37,7 +27,17 @@ from oncekey.stores.etcd.members import Member, guarantee_of, read_members
 from oncekey.stores.etcd.options import split_url
 from oncekey.stores.etcd.shared_store import SharedStore, check_format
 from oncekey.stores.etcd.transactions import range_of
-from oncekey.stores.inspection import Inspection
+from oncekey.stores.inspection import (
+    OVERDUE_MAX,
+    RUNS_MAX,
+    SWEEP_LATE_US,
+    Check,
+    Checkup,
+    Finding,
+    Inspection,
+    ObservedRun,
+    overdue_text,
+)
 
 STEP: Final = "format 1"
 CLOCK_SKEW_US: Final = 1_000_000

@@ -28,7 +28,7 @@ from oncekey.stores.etcd.members import Members
 from oncekey.stores.etcd.options import Options
 from oncekey.stores.etcd.sessions import Sessions
 from oncekey.stores.etcd.transactions import exists, found_value, get, is_at, put, transaction
-from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
+from oncekey.stores.store_rules import EarlierReplies, Positioned, split_by_id
 
 ROUNDS_MAX: Final = 30
 

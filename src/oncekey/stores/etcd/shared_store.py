@@ -16,7 +16,6 @@ from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.move_marks import MARK_ID
-from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.etcd import errors
 from oncekey.stores.etcd.command_rounds import CommandRounds
 from oncekey.stores.etcd.etcd_search import RecordLists, RecordReader
@@ -41,6 +40,7 @@ from oncekey.stores.etcd.transactions import (
     put,
     transaction,
 )
+from oncekey.stores.server_watch import CircuitBreaker
 from oncekey.stores.store_rules import check_same_secret, election_holds
 
 TRIES_MAX: Final = 20

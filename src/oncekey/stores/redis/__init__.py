@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.checkup import Checkup
+from oncekey.stores.inspection import Checkup
 from oncekey.stores.redis import record_checks
 from oncekey.stores.redis.checkup_session import inspect, migration_script
 from oncekey.stores.redis.options import Options, split_url

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.loop_lifetime import ClosedWithLoop, PerLoop
+from oncekey.stores.connection_lifetime import ClosedWithLoop, PerLoop
 from oncekey.stores.redis import errors
 from oncekey.stores.redis.call_delivery import Batch, Failure, Outcome, Send
 from oncekey.stores.redis.durability import CLUSTER, SENTINEL

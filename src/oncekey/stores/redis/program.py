@@ -52,9 +52,14 @@ from oncekey.stores.redis.scripts import (
     replace_arguments,
 )
 from oncekey.stores.redis.server_settings import ServerSettings
-from oncekey.stores.repeated_ids import EarlierReplies, Positioned, raise_if_all_failed, split_by_id
-from oncekey.stores.server_clock import ServerClock
-from oncekey.stores.store_rules import check_same_secret
+from oncekey.stores.server_watch import ServerClock
+from oncekey.stores.store_rules import (
+    EarlierReplies,
+    Positioned,
+    check_same_secret,
+    raise_if_all_failed,
+    split_by_id,
+)
 
 TRIES_MAX: Final = 20
 # How long a caller should wait for a key that changed with every try.

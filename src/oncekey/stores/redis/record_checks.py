@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.record import State
 from oncekey.core.search import NEWEST, PAGE_LIMIT_MAX, Query
-from oncekey.stores.checkup import (
+from oncekey.stores.inspection import (
     OVERDUE_MAX,
     RUNS_MAX,
     SWEEP_LATE_US,

@@ -26,7 +26,6 @@ from oncekey.core.store import (
     CallerTransaction,
     Unfinished,
 )
-from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.redis import errors
 from oncekey.stores.redis.call_delivery import CallDelivery, Delivery, Outcome, Pause, Send
 from oncekey.stores.redis.connections import AsyncConnections, Connections
@@ -39,6 +38,7 @@ from oncekey.stores.redis.redis_search import search, unfinished
 from oncekey.stores.redis.scripts import Calls, RecordCalls
 from oncekey.stores.redis.server_settings import ServerSettings, forget, remembered
 from oncekey.stores.replica_sightings import Remembered
+from oncekey.stores.server_watch import CircuitBreaker
 
 T = TypeVar("T")
 

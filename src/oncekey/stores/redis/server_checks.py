@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from oncekey.stores.checkup import Check, Finding
+from oncekey.stores.inspection import Check, Finding
 from oncekey.stores.redis import durability
 from oncekey.stores.redis.checkup_session import ServerReading
 from oncekey.stores.redis.durability import CLUSTER, NO_EVICTION, SENTINEL

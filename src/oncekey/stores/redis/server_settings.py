@@ -35,8 +35,7 @@ from oncekey.stores.replica_sightings import (
     pack_replica,
     unpack_replica,
 )
-from oncekey.stores.server_clock import ServerClock
-from oncekey.stores.settings_watch import SettingsWatch
+from oncekey.stores.server_watch import ServerClock, SettingsWatch
 
 # What is read of every node. CONFIG may be forbidden; then its answer is an error.
 _INFO: Final = Call("", EVERY_NODE, (), ("INFO", *durability.INFO_SECTIONS))

@@ -1,7 +1,9 @@
-"""What a store has open in each event loop: it ends with its loop, even if nobody closed the store.
+"""When connections must end: before a fork, and with their event loop.
 
-`asyncio.run` and the like close the async generators of their loop at its end. So whatever one
-event loop has open holds a generator that closes it. This module knows no driver.
+Objects that must not stay open across a fork are called before it, and after it on both sides. No
+thread holds the lock on their list while a child process is created. `asyncio.run` and the like
+close the async generators of their loop at its end; so whatever a store has open in one event loop
+holds a generator that closes it, even if nobody closed the store. This module knows no driver.
 """
 
 from __future__ import annotations
@@ -12,7 +14,63 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Forkable(Protocol):
+    def _before_fork(self) -> None: ...
+    def _after_in_parent(self) -> None: ...
+    def _after_in_child(self) -> None: ...
+
+
+F = TypeVar("F", bound=Forkable)
+
+
+class Forkables(Generic[F]):
+    """All living objects of one kind. Create one list per kind, when its module is imported."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[F] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._held: list[F] = []
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self._before,
+                after_in_parent=self._after_in_parent,
+                after_in_child=self._after_in_child,
+            )
+
+    def add(self, one: F) -> None:
+        with self._lock:
+            self._all.add(one)
+
+    def _before(self) -> None:
+        self._lock.acquire()
+        self._held.extend(self._all)
+        for one in self._held:
+            one._before_fork()
+
+    def _after_in_parent(self) -> None:
+        for one in self._held:
+            one._after_in_parent()
+        self._held.clear()
+        self._lock.release()
+
+    def _after_in_child(self) -> None:
+        for one in self._held:
+            one._after_in_child()
+        self._held.clear()
+        self._lock.release()
+
+
+def file_identity(path: str) -> tuple[int, int] | None:
+    """Device and inode of the file at this path, None if there is no file. Two files that had the
+    same name one after the other differ in it."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class ClosedWithLoop:
