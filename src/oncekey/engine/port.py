@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.codec import Codec
 from oncekey.core.commands import Seen
+from oncekey.core.guarantees import Level, parse_level
 from oncekey.core.identity import KeyLike
 from oncekey.core.origin import Origin
 from oncekey.engine.administration import Plan
@@ -85,6 +86,13 @@ class AnyPort:
         """The store's side of a caller's transaction."""
         return self._once._join(connection)[1]
 
+    def _check_guarantee(self, transaction: Any, require: Level | str | None, what: str) -> None:
+        jobs = self._once._jobs
+        required = jobs.policy.required_level if require is None else parse_level(require)
+        error = jobs.connection_refusal(transaction, required, what)
+        if error is not None:
+            raise error
+
     def run_nothing_in_background(self) -> None:
         """Leave sweeping and completing to other engines: the thread or the event loop of this one
         stands still between two calls."""
@@ -122,6 +130,15 @@ class Port(AnyPort):
         """Carry out a plan of administration.py."""
         return self._once._plan(plan)
 
+    def check_transaction(
+        self, transaction: Any, what: str, require: Level | str | None = None
+    ) -> None:
+        """Raise ConfigurationError if the commits of a caller's connection, given what `join`
+        returned, promise less than `require`, by default that of the engine's policy."""
+        if hasattr(transaction, "read_guarantee"):
+            transaction.read_guarantee()
+            self._check_guarantee(transaction, require, what)
+
     def flush(self) -> None:
         """Give the store the outcomes that it could not take before."""
         self._once._runner.deferred_writer.send()
@@ -152,6 +169,13 @@ class AsyncPort(AnyPort):
 
     async def plan(self, plan: Plan[T]) -> T:
         return await self._once._plan(plan)
+
+    async def check_transaction(
+        self, transaction: Any, what: str, require: Level | str | None = None
+    ) -> None:
+        if hasattr(transaction, "read_guarantee"):
+            await transaction.read_guarantee()
+            self._check_guarantee(transaction, require, what)
 
     async def flush(self) -> None:
         await self._once._runner.loop_state().deferred_writer.send()

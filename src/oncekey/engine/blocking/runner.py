@@ -321,7 +321,7 @@ class Runner(RunnerBase):
     def _run_body(
         self, progress: Progress, grant: Grant, job: Job, body: Body[Any]
     ) -> Returned | Raised | StartedTooLate:
-        refusal = self.jobs.refusal(job)
+        refusal = self.jobs.refusal(job, self._transaction)
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = Attempt(self, job, grant)

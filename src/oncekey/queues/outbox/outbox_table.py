@@ -97,6 +97,7 @@ class Outbox:
         row = row_of(queue, body, name=name, key=key, headers=headers, order_group=order_group)
         Port(self.once).ready()
         transaction = cast(OutboxTransaction, Port(self.once).join(connection))
+        Port(self.once).check_transaction(transaction, "the outbox")
         check_added(row, transaction.add_message(row))
         return row.id
 
@@ -144,6 +145,7 @@ class AsyncOutbox:
         row = row_of(queue, body, name=name, key=key, headers=headers, order_group=order_group)
         await AsyncPort(self.once).ready()
         transaction = cast(AsyncOutboxTransaction, AsyncPort(self.once).join(connection))
+        await AsyncPort(self.once).check_transaction(transaction, "the outbox")
         check_added(row, await transaction.add_message(row))
         return row.id
 
