@@ -7,13 +7,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from oncekey.cli.signals import StopRequest
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.search import NEWEST, Cursor
 from oncekey.stores.move import DualStore
 from oncekey.stores.move.copy_rule import CopyResult
 from oncekey.stores.move.record_copy import LargeRecord, copy_page
+from oncekey.stores.outbox_commands import Measure, OutboxCounts
 
 # A process in dual mode needs a moment from its claim in the old store to that in the new one.
 HELD_LOOKS: Final = 5
@@ -34,6 +36,8 @@ class CopyProgress:
     repaired   those of them that were missing, and were copied then
     held       ids that a process holds which does not know the new store
     large      records that the new store cannot hold
+    outbox     what waits in the outbox of the old store; None if it has none
+    keeps_outbox  that outbox stays in use after the move
     stopped    it was interrupted; `after` is where to go on
     """
 
@@ -44,6 +48,8 @@ class CopyProgress:
     repaired: int = 0
     held: tuple[bytes, ...] = ()
     large: tuple[LargeRecord, ...] = ()
+    outbox: OutboxCounts | None = None
+    keeps_outbox: bool = False
     stopped: bool = False
     after: Cursor | None = None
 
@@ -53,7 +59,19 @@ class CopyProgress:
 
     @property
     def is_complete(self) -> bool:
-        return not (self.stopped or self.held or self.large or self.past_large)
+        return not (self.stopped or self.refused)
+
+    @property
+    def refused(self) -> bool:
+        """Whether something has to be done before the move may end."""
+        return bool(self.held or self.large or self.past_large or self.unsent)
+
+    @property
+    def unsent(self) -> int:
+        """How many messages would stay behind: those that wait, and those that are parked."""
+        if self.outbox is None or self.keeps_outbox:
+            return 0
+        return self.outbox.waiting + self.outbox.parked
 
 
 def copy_all(
@@ -79,6 +97,19 @@ def copy_all(
         progress.after, progress.stopped = cursor, True
         return
     _compare_all(store, progress, on_progress, stop, limit)
+    if not progress.stopped:
+        progress.outbox = _outbox_of(store.old)
+
+
+def _outbox_of(store: Any) -> OutboxCounts | None:
+    """What is in a store's outbox; None if it has none."""
+    if not hasattr(store, "outbox"):
+        return None
+    try:
+        counts: OutboxCounts = store.outbox(Measure())
+    except ConfigurationError:  # its table was never made
+        return None
+    return counts
 
 
 def _compare_all(

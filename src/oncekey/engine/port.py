@@ -14,6 +14,7 @@ from oncekey.core.codec import Codec
 from oncekey.core.commands import Seen
 from oncekey.core.guarantees import Level, parse_level
 from oncekey.core.identity import KeyLike
+from oncekey.core.move_marks import NotAlone
 from oncekey.core.origin import Origin
 from oncekey.engine.administration import Plan
 from oncekey.engine.batch import Sent
@@ -130,6 +131,14 @@ class Port(AnyPort):
         """Carry out a plan of administration.py."""
         return self._once._plan(plan)
 
+    def reach_outbox(self) -> None:
+        """Be ready for the store's outbox: also where `ready` refuses the store, because its keys
+        are being moved or were. Its messages are no keys, and nobody else would send them."""
+        try:
+            self.ready()
+        except NotAlone:
+            self._once._resources.opened = True
+
     def check_transaction(
         self, transaction: Any, what: str, require: Level | str | None = None
     ) -> None:
@@ -169,6 +178,12 @@ class AsyncPort(AnyPort):
 
     async def plan(self, plan: Plan[T]) -> T:
         return await self._once._plan(plan)
+
+    async def reach_outbox(self) -> None:
+        try:
+            await self.ready()
+        except NotAlone:
+            self._once._resources.opened = True
 
     async def check_transaction(
         self, transaction: Any, what: str, require: Level | str | None = None

@@ -41,6 +41,11 @@ LARGE_LINES_MAX = 20  # keys that are named one by one; --json has all of them
     help="Records per page: one batch for each store.",
 )
 @click.option("--no-history", is_flag=True, help="Leave out past generations in their audit time.")
+@click.option(
+    "--keep-outbox",
+    is_flag=True,
+    help="Messages wait in FROM: publishers stay there and send them.",
+)
 @click.option("--secret-env", metavar="NAME", help="The variable that has the stores' secret.")
 @yes_option
 @json_option
@@ -50,6 +55,7 @@ def copy(
     after: str | None,
     limit: int,
     no_history: bool,
+    keep_outbox: bool,
     secret_env: str | None,
     yes: bool,
     as_json: bool,
@@ -62,8 +68,9 @@ def copy(
 
     Everything is copied, and then compared. After that FROM is refused by itself, and TO is not.
     Ctrl-C ends it after the page under way and prints how to go on; copying twice does no harm.
-    It ends with exit code 1 if a key is held by a process that does not know TO, or if TO cannot
-    hold a record, because it is too large: everything else was copied then.
+    It ends with exit code 1 if a key is held by a process that does not know TO, if TO cannot hold
+    a record, because it is too large, or if messages wait in the outbox of FROM: everything else
+    was copied then.
 
     \b
     Examples:
@@ -76,7 +83,8 @@ def copy(
             raise UsageProblem("give the two stores one by one: oncekey copy FROM TO")
     has_records(old_url)  # refuses what is no store, or is of an older release
     _confirm(old_url, new_url, yes=yes, as_json=as_json)
-    progress = CopyProgress(after=Cursor.parse(after) if after else None)
+    cursor = Cursor.parse(after) if after else None
+    progress = CopyProgress(after=cursor, keeps_outbox=keep_outbox)
     old = open_store(old_url)
     with closing(old), closing(open_store(new_url)) as new:
         store = DualStore(old, new)
@@ -85,7 +93,7 @@ def copy(
         if progress.is_complete:
             store.finish_copy()
     _report(out, old_url, new_url, progress)
-    if progress.held or progress.large or progress.past_large:
+    if progress.refused:
         return ExitCode.FAILED
     return ExitCode.INTERRUPTED if progress.stopped else ExitCode.OK
 
@@ -156,6 +164,8 @@ def _data(old_url: str, new_url: str, progress: CopyProgress) -> dict[str, Any]:
             for one in progress.large
         ],
         "past_too_large": progress.past_large,
+        "outbox_waiting": progress.outbox.waiting if progress.outbox else 0,
+        "outbox_parked": progress.outbox.parked if progress.outbox else 0,
         "complete": progress.is_complete,
         "after": str(progress.after) if progress.stopped and progress.after else None,
     }
@@ -188,6 +198,16 @@ def _report_large(progress: CopyProgress) -> None:
         )
 
 
+def _report_outbox(progress: CopyProgress) -> None:
+    if progress.outbox is not None and progress.unsent:
+        error_line(
+            f"{progress.outbox.waiting:,} messages wait in the outbox of the old store, and "
+            f"{progress.outbox.parked:,} are parked; a move takes no messages along. Let its "
+            "publishers send them, release or discard what is parked, and copy again; or give "
+            "--keep-outbox if outbox and publishers stay on the old store's URL"
+        )
+
+
 def _report(out: Output, old_url: str, new_url: str, progress: CopyProgress) -> None:
     data = _data(old_url, new_url, progress)
     if out.as_json:
@@ -202,6 +222,7 @@ def _report(out: Output, old_url: str, new_url: str, progress: CopyProgress) -> 
         if progress.is_complete:
             out.line("complete: restart the processes with the new store alone, one by one")
     _report_large(progress)
+    _report_outbox(progress)
     if progress.held:
         tags = ", ".join(data["held_by_others"][:3])
         error_line(
