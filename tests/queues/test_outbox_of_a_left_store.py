@@ -95,6 +95,7 @@ def test_i4_messages_of_a_store_that_was_left_are_published_from_tasks(
 ) -> None:
     url, _ = left
     sent: list[str] = []
+    publisher: Any = None
 
     async def publish(message: Any) -> None:
         sent.append(message.id)
@@ -120,7 +121,6 @@ def test_i4_messages_of_a_store_that_was_left_are_published_from_tasks(
             await publisher.run()
             assert (await outbox.stats()).waiting == 0
 
-    publisher: Any = None
     asyncio.run(work())
     assert sent == ["m1", "m2"]
 

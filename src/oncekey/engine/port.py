@@ -19,6 +19,7 @@ from oncekey.core.origin import Origin
 from oncekey.engine.administration import Plan
 from oncekey.engine.batch import Sent
 from oncekey.engine.jobs import Job
+from oncekey.engine.leased_bodies import watch as watch_leased_bodies
 from oncekey.engine.once_base import OnceBase
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from oncekey.engine.blocking.once import Once
     from oncekey.engine.blocking.runner import Body
     from oncekey.engine.results import Result
+
+__all__ = ["AnyPort", "AsyncPort", "Port", "watch_leased_bodies"]
 
 T = TypeVar("T")
 Found = tuple[Seen, Codec]

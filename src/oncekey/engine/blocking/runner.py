@@ -41,6 +41,7 @@ from oncekey.core.late_owner import starts_too_late
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import recover as recover_flow
 from oncekey.core.store import CallerTransaction
+from oncekey.engine import leased_bodies
 from oncekey.engine.attempt_base import AttemptBase
 from oncekey.engine.attempt_outcomes import UNSTARTED, Outcomes, check_started, not_run, pack
 from oncekey.engine.batch import Sent
@@ -181,12 +182,7 @@ class Runner(RunnerBase):
                 result = self._recover(effect, job)
 
     def _attempt(
-        self,
-        progress: Progress,
-        job: Job,
-        body: Body[Any],
-        shared: SharedClaims,
-        sent: Sent | None,
+        self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims, sent: Sent | None
     ) -> AttemptOutcome | Result[Any]:
         """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
         else happens, the flow gets the results so far and goes on. A result is recorded already, an
@@ -334,6 +330,8 @@ class Runner(RunnerBase):
         if starts_too_late(grant, self._clock.now()):
             progress.spare = new_owner()
             return StartedTooLate(progress.spare)
+        if leased_bodies.watchers:
+            leased_bodies.tell_watchers(job)
         attempt._running = progress.running
         self._heartbeat.watch(attempt)
         enter(attempt)
