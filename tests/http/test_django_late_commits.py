@@ -186,3 +186,94 @@ def test_django_tells_of_steps_that_a_failed_commit_leaves_behind(tmp_path: Path
     run(KEPT, tmp_path)
     rules = f"MIDDLEWARE, RULES = ['{MIDDLEWARE}'], [{{'retry_safe': True}}]\n"
     run(KEPT, tmp_path / "middleware", rules)
+
+
+FUNCTION = """
+import logging
+from oncekey import Once
+
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("oncekey").addHandler(handler)
+create_tables()
+open_account()
+keys = Once(f"sqlite:///{sys.argv[1]}/keys.db")
+
+@keys.guard("charge", key=lambda key: key, retry_safe=True)
+def charge(key):
+    place(None)
+    return "ok"
+"""
+
+
+def test_i16_a_guarded_function_in_an_open_transaction_is_warned_of_once(tmp_path: Path) -> None:
+    run(
+        FUNCTION
+        + """
+for key in ("a", "b"):
+    try:
+        with transaction.atomic():
+            charge(key)
+            raise LookupError
+    except LookupError:
+        pass
+assert orders() == 0 and charge("a") == "ok" and orders() == 0  # what the warning is about
+(line,) = lines
+for word in ("'charge'", "'default'", "rolled back", "in_transaction", "transaction=True"):
+    assert word in line, line
+
+@keys.guard("refund", key=lambda key: key)
+def refund(key):
+    return "ok"
+
+with transaction.atomic(using="other"):
+    refund("a")
+assert len(lines) == 2 and "'refund'" in lines[1] and "'other'" in lines[1], lines
+""",
+        tmp_path,
+    )
+
+
+def test_a_guarded_function_is_not_warned_of_where_nothing_can_be_rolled_back(
+    tmp_path: Path,
+) -> None:
+    run(
+        FUNCTION
+        + """
+from django.test.runner import DiscoverRunner
+import unittest
+
+charge("outside of any block")
+rows = Once(f"sqlite:///{sys.argv[1]}/default.db")
+with transaction.atomic():
+    orders()
+    rows.in_transaction(connection.connection).run("inside", "k", lambda attempt: place(None) and 1)
+
+@keys.guard("commits by itself", key=lambda key: key)
+def commits(key):
+    with transaction.atomic():
+        place(None)
+
+commits("a")
+
+@keys.guard("tested", key=lambda key: key)
+def tested(key):
+    return "ok"
+
+class Tests(TestCase):
+    databases = ["default", "other"]
+
+    def test_guarded(self):
+        self.assertEqual(tested("a"), "ok")
+
+runner = DiscoverRunner(verbosity=0, interactive=False)
+runner.setup_test_environment()
+old = runner.setup_databases()
+suite = unittest.defaultTestLoader.loadTestsFromTestCase(Tests)
+assert unittest.TextTestRunner().run(suite).wasSuccessful()
+runner.teardown_databases(old)
+assert lines == [], lines
+""",
+        tmp_path,
+    )

@@ -42,6 +42,11 @@ _NOTES: Final = {
 }
 
 
+class NotAlone(ConfigurationError):
+    """The keys of this store are being moved, or were: it must not be used by itself. What it has
+    beside its keys, its outbox, may be."""
+
+
 class Mark(NamedTuple):
     """A store's part in a move: the move's own name, the side, the stage; `fence` counts the marks
     that this store has had."""
@@ -108,13 +113,13 @@ def check_alone(seen: Seen) -> None:
     if mark is None:
         return
     if mark.side is Side.NEW and mark.stage == MOVING:
-        raise ConfigurationError(
+        raise NotAlone(
             "this store is still being filled from another one: used alone, it would run again "
             "what only the old one knows. Open both (moving://OLD,NEW) and run oncekey copy; "
             f"{_HOW}"
         )
     if mark.side is Side.OLD and mark.stage == COPIED:
-        raise ConfigurationError(
+        raise NotAlone(
             "all keys of this store were moved to another one, which may have newer outcomes by "
             f"now; open the new store; {_HOW}"
         )

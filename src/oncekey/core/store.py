@@ -166,6 +166,10 @@ class CallerTransaction(Protocol):
     A run within a run does all this while the outer savepoint is set; `rollback_to_savepoint` means
     the innermost. If the caller's connection is a per-thread proxy, an attribute `connection` gives
     the real one.
+
+    Where a setting of the caller's connection can make its commits promise less than the store's,
+    an attribute `guarantee` says what they promise, or None for no less. It is known after the
+    first `apply`, or after a method `read_guarantee()`, which writes nothing.
     """
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from oncekey.core.errors import NotStarted, StoreUnavailable
+from oncekey.core.errors import ConfigurationError, NotStarted, StoreUnavailable
 from oncekey.core.events import Event, EventKind
-from oncekey.core.guarantees import Guarantee
+from oncekey.core.guarantees import Guarantee, Level
 from oncekey.core.identity import Identity
 from oncekey.core.policy import Policy
 from oncekey.engine.event_bus import EventBus
@@ -32,12 +32,24 @@ class GuaranteeMonitor:
     reported  what was reported last, or adopted by the engine
     """
 
-    __slots__ = ("_events", "current", "reported")
+    __slots__ = ("_connections", "_events", "current", "reported")
 
     def __init__(self, current: Callable[[], Guarantee], events: EventBus) -> None:
         self.current = current
         self.reported = current()
         self._events = events
+        self._connections: set[str] = set()
+
+    def report_connection(self, weaker: Guarantee) -> None:
+        """Log, once for each reason, that a caller's connection promises less than the store."""
+        if weaker.reason not in self._connections:
+            self._connections.add(weaker.reason)
+            _log.warning(
+                "in_transaction was given a connection whose commits are %s, which is less than "
+                "the store guarantees: %s",
+                weaker.level.label,
+                weaker.reason,
+            )
 
     def report(self, current: Guarantee) -> None:
         before, self.reported = self.reported, current
@@ -49,6 +61,20 @@ class GuaranteeMonitor:
             current.reason,
         )
         self._events.notify(Event(EventKind.GUARANTEE, "", "", "", reason=current.reason))
+
+
+def connection_refusal(
+    weaker: Guarantee, required: Level, operation: str, tag: str
+) -> ConfigurationError | None:
+    """The error to raise if nothing that requires this level may run in the transaction of a
+    caller's connection, whose commits promise less than the store's."""
+    if weaker.level >= required:
+        return None
+    message = (
+        f"{'it' if tag else operation} requires {required.label}, and the caller's connection "
+        f"would commit at {weaker.level.label}: {weaker.reason}. Nothing ran"
+    )
+    return ConfigurationError(message, operation=operation if tag else "", tag=tag)
 
 
 def refusal_of(

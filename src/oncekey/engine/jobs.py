@@ -24,7 +24,12 @@ from oncekey.core.record import Record
 from oncekey.core.store import StoreLimits
 from oncekey.engine.body_check import LAMBDA, body_codec
 from oncekey.engine.clock import Clock, new_owner
-from oncekey.engine.guarantee_check import GuaranteeLost, GuaranteeMonitor, refusal_of
+from oncekey.engine.guarantee_check import (
+    GuaranteeLost,
+    GuaranteeMonitor,
+    connection_refusal,
+    refusal_of,
+)
 
 _POLICIES_MAX = 256
 _CODECS_MAX = 256
@@ -314,9 +319,17 @@ class JobFactory:
         )
         check_level(policy.required_level, effective, self.guarantee, operation)
 
-    def refusal(self, job: Job) -> GuaranteeLost | None:
+    def refusal(
+        self, job: Job, transaction: object = None
+    ) -> GuaranteeLost | ConfigurationError | None:
         """The error that forbids the body to run, since the store may guarantee less by now than
-        when it was opened. Must be called between the claim and the body."""
+        when it was opened, and a caller's transaction less than the store. Must be called between
+        the claim and the body."""
+        if transaction is not None:
+            identity, required = job.identity, job.policy.required_level
+            weak = self.connection_refusal(transaction, required, identity.operation, identity.tag)
+            if weak is not None:
+                return weak
         monitor = self._monitor
         current = monitor.current()
         if current is self.guarantee and current is monitor.reported:
@@ -326,3 +339,16 @@ class JobFactory:
         if current.level >= self.guarantee.level:
             return None
         return refusal_of(current, job.policy, job.identity, transactional=self.transactional)
+
+    def connection_refusal(
+        self, transaction: object, required: Level, operation: str, tag: str = ""
+    ) -> ConfigurationError | None:
+        """The error that forbids to use a caller's connection because its commits promise less than
+        this level. If that is allowed, it is logged once."""
+        weaker: Guarantee | None = getattr(transaction, "guarantee", None)
+        if weaker is None:
+            return None
+        error = connection_refusal(weaker, required, operation, tag)
+        if error is None:
+            self._monitor.report_connection(weaker)
+        return error

@@ -161,6 +161,7 @@ class Once(KeyAdmin, Operations):
     """
 
     _is_async = False
+    _binds_early = True
     _runner: Runner
     _completer: Completer
 
@@ -192,14 +193,15 @@ class Once(KeyAdmin, Operations):
                 clock=clock,
                 limits=StoreLimits.of(self._store),
             )
-            if not self._store.lazy:
+            binds_now = self._binds_early and not self._store.lazy
+            if binds_now:
                 _bind(self._store, parts.jobs)
         except BaseException:
             if isinstance(store, str):
                 self._store.close()
             raise
         super().__init__(parts, store, opened=not self._store.lazy)
-        self._is_ready = not self._store.lazy
+        self._is_ready = binds_now
         self._runner = Runner(
             *parts,
             self._store.apply,
@@ -323,6 +325,13 @@ class Once(KeyAdmin, Operations):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class OutboxOnce(Once):
+    """An engine that is made for an outbox: whether its store may be used alone is asked when a key
+    is used, not before, since messages are no keys."""
+
+    _binds_early = False
 
 
 def _bind(store: Store, jobs: JobFactory) -> None:

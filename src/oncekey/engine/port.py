@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.codec import Codec
 from oncekey.core.commands import Seen
+from oncekey.core.guarantees import Level, parse_level
 from oncekey.core.identity import KeyLike
+from oncekey.core.move_marks import NotAlone
 from oncekey.core.origin import Origin
 from oncekey.engine.batches.batch import Sent
 from oncekey.engine.jobs import Job
 from oncekey.engine.keys.administration import Plan
+from oncekey.engine.leased_bodies import watch as watch_leased_bodies
 from oncekey.engine.once_base import OnceBase
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from oncekey.engine.attempts.runner import Body
     from oncekey.engine.once import Once
     from oncekey.engine.results import Result
+
+__all__ = ["AnyPort", "AsyncPort", "Port", "watch_leased_bodies"]
 
 T = TypeVar("T")
 Found = tuple[Seen, Codec]
@@ -85,6 +90,13 @@ class AnyPort:
         """The store's side of a caller's transaction."""
         return self._once._join(connection)[1]
 
+    def _check_guarantee(self, transaction: Any, require: Level | str | None, what: str) -> None:
+        jobs = self._once._jobs
+        required = jobs.policy.required_level if require is None else parse_level(require)
+        error = jobs.connection_refusal(transaction, required, what)
+        if error is not None:
+            raise error
+
     def run_nothing_in_background(self) -> None:
         """Leave sweeping and completing to other engines: the thread or the event loop of this one
         stands still between two calls."""
@@ -122,6 +134,23 @@ class Port(AnyPort):
         """Carry out a plan of administration.py."""
         return self._once._plan(plan)
 
+    def reach_outbox(self) -> None:
+        """Be ready for the store's outbox: also where `ready` refuses the store, because its keys
+        are being moved or were. Its messages are no keys, and nobody else would send them."""
+        try:
+            self.ready()
+        except NotAlone:
+            self._once._resources.opened = True
+
+    def check_transaction(
+        self, transaction: Any, what: str, require: Level | str | None = None
+    ) -> None:
+        """Raise ConfigurationError if the commits of a caller's connection, given what `join`
+        returned, promise less than `require`, by default that of the engine's policy."""
+        if hasattr(transaction, "read_guarantee"):
+            transaction.read_guarantee()
+            self._check_guarantee(transaction, require, what)
+
     def flush(self) -> None:
         """Give the store the outcomes that it could not take before."""
         self._once._runner.deferred_writer.send()
@@ -152,6 +181,19 @@ class AsyncPort(AnyPort):
 
     async def plan(self, plan: Plan[T]) -> T:
         return await self._once._plan(plan)
+
+    async def reach_outbox(self) -> None:
+        try:
+            await self.ready()
+        except NotAlone:
+            self._once._resources.opened = True
+
+    async def check_transaction(
+        self, transaction: Any, what: str, require: Level | str | None = None
+    ) -> None:
+        if hasattr(transaction, "read_guarantee"):
+            await transaction.read_guarantee()
+            self._check_guarantee(transaction, require, what)
 
     async def flush(self) -> None:
         await self._once._runner.loop_state().deferred_writer.send()

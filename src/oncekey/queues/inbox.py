@@ -32,11 +32,13 @@ from oncekey.core.errors import (
     StoreUnavailable,
     Terminal,
 )
+from oncekey.core.guarantees import Level
 from oncekey.core.identity import KeyLike
 from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.attempts.async_attempt import AsyncAttempt
 from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.once import Once
+from oncekey.engine.port import AsyncPort, Port
 from oncekey.engine.results import Result
 from oncekey.queues.delivery_flow import TransactionAborted
 from oncekey.stores.postgres.errors import IN_FAILED_TRANSACTION, sqlstate_of
@@ -97,14 +99,17 @@ class Inbox:
 
         return _concluded(run_transaction(self._begin, work, tries=self._tries))
 
-    def check(self) -> None:
+    def check(self, require: Level | str | None = None) -> None:
         """Raise ConfigurationError if keys and rows cannot commit together: the store has no
-        transactions, its keys are being moved, or the connection leads to another database. A
-        consumer asks before its first message, which would otherwise come again for ever. What
-        keeps a connection from being had is left to the messages."""
+        transactions, its keys are being moved, or the connection leads to another database or
+        promises less than `require`, by default the engine's. A consumer asks before its first
+        message, which would otherwise come again for ever. What keeps a connection from being had
+        is left to the messages."""
         try:
             with self._begin() as connection:
                 self._once.in_transaction(connection).get(_PROBE, _PROBE)
+                port = Port(self._once)
+                port.check_transaction(port.join(connection), "the inbox", require)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -169,11 +174,13 @@ class AsyncInbox:
 
         return _concluded(await run_transaction_async(self._begin, work, tries=self._tries))
 
-    async def check(self) -> None:
+    async def check(self, require: Level | str | None = None) -> None:
         """Raise ConfigurationError if keys and rows cannot commit together: see `Inbox.check`."""
         try:
             async with self._begin() as connection:
                 await self._once.in_transaction(connection).get(_PROBE, _PROBE)
+                port = AsyncPort(self._once)
+                await port.check_transaction(port.join(connection), "the inbox", require)
         except ConfigurationError:
             raise
         except Exception as error:

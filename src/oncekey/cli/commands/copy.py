@@ -17,7 +17,7 @@ from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line
 from oncekey.cli.password_redaction import redact_url
 from oncekey.cli.signals import StopRequest, stop_on_signal
 from oncekey.cli.store_access import has_records, open_store, secret_from
-from oncekey.core.errors import StoreUnavailable
+from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.identity import Identities
 from oncekey.core.record import FOREVER_US
 from oncekey.core.search import NEWEST, PAGE_LIMIT_MAX, Cursor
@@ -26,6 +26,7 @@ from oncekey.engine.store_urls import moving_urls
 from oncekey.stores.move import DualStore
 from oncekey.stores.move.copy_rule import CopyResult
 from oncekey.stores.move.record_copy import COPY_PAGE_DEFAULT, LargeRecord, copy_page
+from oncekey.stores.outbox_commands import Measure, OutboxCounts
 
 # A process in dual mode needs a moment from its claim in the old store to that in the new one.
 HELD_LOOKS: Final = 5
@@ -46,6 +47,8 @@ class CopyProgress:
     repaired   those of them that were missing, and were copied then
     held       ids that a process holds which does not know the new store
     large      records that the new store cannot hold
+    outbox     what waits in the outbox of the old store; None if it has none
+    keeps_outbox  that outbox stays in use after the move
     stopped    it was interrupted; `after` is where to go on
     """
 
@@ -56,6 +59,8 @@ class CopyProgress:
     repaired: int = 0
     held: tuple[bytes, ...] = ()
     large: tuple[LargeRecord, ...] = ()
+    outbox: OutboxCounts | None = None
+    keeps_outbox: bool = False
     stopped: bool = False
     after: Cursor | None = None
 
@@ -65,7 +70,19 @@ class CopyProgress:
 
     @property
     def is_complete(self) -> bool:
-        return not (self.stopped or self.held or self.large or self.past_large)
+        return not (self.stopped or self.refused)
+
+    @property
+    def refused(self) -> bool:
+        """Whether something has to be done before the move may end."""
+        return bool(self.held or self.large or self.past_large or self.unsent)
+
+    @property
+    def unsent(self) -> int:
+        """How many messages would stay behind: those that wait, and those that are parked."""
+        if self.outbox is None or self.keeps_outbox:
+            return 0
+        return self.outbox.waiting + self.outbox.parked
 
 
 @click.command("copy")
@@ -80,6 +97,11 @@ class CopyProgress:
     help="Records per page: one batch for each store.",
 )
 @click.option("--no-history", is_flag=True, help="Leave out past generations in their audit time.")
+@click.option(
+    "--keep-outbox",
+    is_flag=True,
+    help="Messages wait in FROM: publishers stay there and send them.",
+)
 @click.option("--secret-env", metavar="NAME", help="The variable that has the stores' secret.")
 @yes_option
 @json_option
@@ -89,6 +111,7 @@ def copy(
     after: str | None,
     limit: int,
     no_history: bool,
+    keep_outbox: bool,
     secret_env: str | None,
     yes: bool,
     as_json: bool,
@@ -101,8 +124,9 @@ def copy(
 
     Everything is copied, and then compared. After that FROM is refused by itself, and TO is not.
     Ctrl-C ends it after the page under way and prints how to go on; copying twice does no harm.
-    It ends with exit code 1 if a key is held by a process that does not know TO, or if TO cannot
-    hold a record, because it is too large: everything else was copied then.
+    It ends with exit code 1 if a key is held by a process that does not know TO, if TO cannot hold
+    a record, because it is too large, or if messages wait in the outbox of FROM: everything else
+    was copied then.
 
     \b
     Examples:
@@ -121,7 +145,8 @@ def copy(
         yes=yes,
         as_json=as_json,
     )
-    progress = CopyProgress(after=Cursor.parse(after) if after else None)
+    cursor = Cursor.parse(after) if after else None
+    progress = CopyProgress(after=cursor, keeps_outbox=keep_outbox)
     old = open_store(old_url)
     with closing(old), closing(open_store(new_url)) as new:
         store = DualStore(old, new)
@@ -130,7 +155,7 @@ def copy(
         if progress.is_complete:
             store.finish_copy()
     _report(out, old_url, new_url, progress)
-    if progress.held or progress.large or progress.past_large:
+    if progress.refused:
         return ExitCode.FAILED
     return ExitCode.INTERRUPTED if progress.stopped else ExitCode.OK
 
@@ -186,6 +211,8 @@ def _data(old_url: str, new_url: str, progress: CopyProgress) -> dict[str, Any]:
             for one in progress.large
         ],
         "past_too_large": progress.past_large,
+        "outbox_waiting": progress.outbox.waiting if progress.outbox else 0,
+        "outbox_parked": progress.outbox.parked if progress.outbox else 0,
         "complete": progress.is_complete,
         "after": str(progress.after) if progress.stopped and progress.after else None,
     }
@@ -218,6 +245,16 @@ def _report_large(progress: CopyProgress) -> None:
         )
 
 
+def _report_outbox(progress: CopyProgress) -> None:
+    if progress.outbox is not None and progress.unsent:
+        error_line(
+            f"{progress.outbox.waiting:,} messages wait in the outbox of the old store, and "
+            f"{progress.outbox.parked:,} are parked; a move takes no messages along. Let its "
+            "publishers send them, release or discard what is parked, and copy again; or give "
+            "--keep-outbox if outbox and publishers stay on the old store's URL"
+        )
+
+
 def _report(out: Output, old_url: str, new_url: str, progress: CopyProgress) -> None:
     data = _data(old_url, new_url, progress)
     if out.as_json:
@@ -232,6 +269,7 @@ def _report(out: Output, old_url: str, new_url: str, progress: CopyProgress) -> 
         if progress.is_complete:
             out.line("complete: restart the processes with the new store alone, one by one")
     _report_large(progress)
+    _report_outbox(progress)
     if progress.held:
         tags = ", ".join(data["held_by_others"][:3])
         error_line(
@@ -270,6 +308,19 @@ def copy_all(
         progress.after, progress.stopped = cursor, True
         return
     _compare_all(store, progress, on_progress, stop, limit)
+    if not progress.stopped:
+        progress.outbox = _outbox_of(store.old)
+
+
+def _outbox_of(store: Any) -> OutboxCounts | None:
+    """What is in a store's outbox; None if it has none."""
+    if not hasattr(store, "outbox"):
+        return None
+    try:
+        counts: OutboxCounts = store.outbox(Measure())
+    except ConfigurationError:  # its table was never made
+        return None
+    return counts
 
 
 def _compare_all(

@@ -313,7 +313,7 @@ class AsyncDriver(RunnerBase):
         if progress.is_abandoned:
             error = NotStarted("the caller was cancelled before the operation began")
             return Raised(error, grant.deadline)
-        refusal = self.jobs.refusal(job)
+        refusal = self.jobs.refusal(job, self._transaction)
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = AsyncAttempt(self, job, grant)

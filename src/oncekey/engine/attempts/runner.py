@@ -43,6 +43,7 @@ from oncekey.core.late_owner import starts_too_late
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import recover as recover_flow
 from oncekey.core.store import CallerTransaction
+from oncekey.engine import leased_bodies
 from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.attempts.attempt_base import AttemptBase, enter, entered, leave
 from oncekey.engine.attempts.attempt_outcomes import (
@@ -183,12 +184,7 @@ class Runner(RunnerBase):
         return drive(recover_flow(record), perform)
 
     def _attempt(
-        self,
-        progress: Progress,
-        job: Job,
-        body: Body[Any],
-        shared: SharedClaims,
-        sent: Sent | None,
+        self, progress: Progress, job: Job, body: Body[Any], shared: SharedClaims, sent: Sent | None
     ) -> AttemptOutcome | Result[Any]:
         """The usual way of an attempt, without its flow: claimed, returned, finished. If anything
         else happens, the flow gets the results so far and goes on. A result is recorded already, an
@@ -319,7 +315,7 @@ class Runner(RunnerBase):
     def _run_body(
         self, progress: Progress, grant: Grant, job: Job, body: Body[Any]
     ) -> Returned | Raised | StartedTooLate:
-        refusal = self.jobs.refusal(job)
+        refusal = self.jobs.refusal(job, self._transaction)
         if refusal is not None:
             return Raised(refusal, grant.deadline)
         attempt = Attempt(self, job, grant)
@@ -332,6 +328,8 @@ class Runner(RunnerBase):
         if starts_too_late(grant, self._clock.now()):
             progress.spare = new_owner()
             return StartedTooLate(progress.spare)
+        if leased_bodies.watchers:
+            leased_bodies.call_watchers(job)
         attempt._running = progress.running
         self._heartbeat.watch(attempt)
         enter(attempt)

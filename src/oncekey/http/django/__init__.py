@@ -5,12 +5,14 @@
     @idempotent(transaction=True)
     def charge(request): ...
 
-Importing it needs no settings.
+Importing it needs no settings. From then on a guarded function that runs in an open transaction of
+Django's is warned of (guarded_functions.py).
 """
 
 from oncekey.http.missing_dependency import needs
 
 with needs("django"):
+    from oncekey.http.django import guarded_functions as _guarded_functions  # noqa: F401
     from oncekey.http.django.middleware import (
         IdempotencyMiddleware,
         attempt_of,

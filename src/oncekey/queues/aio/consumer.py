@@ -120,7 +120,7 @@ class AsyncConsumer(ConsumerBase):
             return self._plan
         await AsyncPort(self._once).ready()
         if self._inbox is not None:
-            await self._inbox.check()
+            await self._inbox.check(self.settings.options.get("require"))
         with asking():
             facts = await answered(self._broker.facts())
         scope = await async_bound_scope(self._once, self.settings, facts)

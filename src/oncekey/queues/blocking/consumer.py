@@ -131,7 +131,7 @@ class Consumer(ConsumerBase):
             return self._plan
         Port(self._once).ready()
         if self._inbox is not None:
-            self._inbox.check()
+            self._inbox.check(self.settings.options.get("require"))
         with asking():
             facts = self._broker.facts()
         scope = bound_scope(self._once, self.settings, facts)

@@ -72,7 +72,7 @@ class AsyncOutboxPublisher(PublisherBase):
 
     async def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""
-        await AsyncPort(self.once).ready()
+        await AsyncPort(self.once).reach_outbox()
         return await self._drive(self._until_empty())
 
     def stop(self) -> None:
@@ -120,7 +120,6 @@ class AsyncOutboxPublisher(PublisherBase):
                 return await answered(sending)
             except Exception as error:
                 return error
-        await AsyncPort(
-            self.once
-        ).ready()  # in the loop, so that a store that is not up yet is waited for
+        # In the loop, so that a store that is not up yet is waited for.
+        await AsyncPort(self.once).reach_outbox()
         return await self._store.outbox(effect)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.identity import KeyLike
 from oncekey.engine.async_once import AsyncOnce
-from oncekey.engine.once import Once
+from oncekey.engine.once import Once, OutboxOnce
 from oncekey.engine.port import AnyPort, AsyncPort, Port
 from oncekey.queues.outbox.outgoing_message import (
     OutgoingMessage,
@@ -64,13 +64,13 @@ class Outbox:
     """
 
     def __init__(self, once: Once | str) -> None:
-        self.once = Once(once) if isinstance(once, str) else once
+        self.once: Once = OutboxOnce(once) if isinstance(once, str) else once
         self._store: OutboxStore = outbox_store(self.once, Once)
 
     def create_table(self) -> None:
         """Create the table, unless it is there. Call it at start-up, or run `oncekey migrate
         --outbox` where the application may not create tables."""
-        Port(self.once).ready()
+        Port(self.once).reach_outbox()
         self._store.create_outbox()
 
     def add(
@@ -95,8 +95,9 @@ class Outbox:
                      transactions committed; transactions that add to one group wait for each other
         """
         row = row_of(queue, body, name=name, key=key, headers=headers, order_group=order_group)
-        Port(self.once).ready()
+        Port(self.once).reach_outbox()
         transaction = cast(OutboxTransaction, Port(self.once).join(connection))
+        Port(self.once).check_transaction(transaction, "the outbox")
         check_added(row, transaction.add_message(row))
         return row.id
 
@@ -126,7 +127,7 @@ class AsyncOutbox:
 
     async def create_table(self) -> None:
         """Create the table, unless it is there: see `Outbox.create_table`."""
-        await AsyncPort(self.once).ready()
+        await AsyncPort(self.once).reach_outbox()
         await self._store.create_outbox()
 
     async def add(
@@ -142,8 +143,9 @@ class AsyncOutbox:
     ) -> str:
         """Add a message in the transaction of your connection or session: see `Outbox.add`."""
         row = row_of(queue, body, name=name, key=key, headers=headers, order_group=order_group)
-        await AsyncPort(self.once).ready()
+        await AsyncPort(self.once).reach_outbox()
         transaction = cast(AsyncOutboxTransaction, AsyncPort(self.once).join(connection))
+        await AsyncPort(self.once).check_transaction(transaction, "the outbox")
         check_added(row, await transaction.add_message(row))
         return row.id
 

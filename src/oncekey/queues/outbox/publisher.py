@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from oncekey.engine.clock import Clock, SystemClock
-from oncekey.engine.once import Once
+from oncekey.engine.once import Once, OutboxOnce
 from oncekey.engine.port import Port
 from oncekey.queues.outbox.outbox_table import outbox_store
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
@@ -47,7 +47,7 @@ class OutboxPublisher(PublisherBase):
     ) -> None:
         self._sender: Sender = sender_of(publish, is_async=False)
         super().__init__(clock or SystemClock(), self._sender.batch_max, options)
-        self.once = Once(once) if isinstance(once, str) else once
+        self.once: Once = OutboxOnce(once) if isinstance(once, str) else once
         self._store: OutboxStore = outbox_store(self.once, Once)
         self._wakened = threading.Event()
         self._calls: ThreadCalls | None = None  # while `run` runs
@@ -85,7 +85,7 @@ class OutboxPublisher(PublisherBase):
 
     def publish_due(self) -> int:
         """Publish what is due now, and return how many messages that were."""
-        Port(self.once).ready()
+        Port(self.once).reach_outbox()
         return self._drive(self._until_empty())
 
     def stop(self) -> None:
@@ -127,5 +127,5 @@ class OutboxPublisher(PublisherBase):
             except Exception as error:
                 return error
         # In the loop, so that a store that is not up yet is waited for.
-        Port(self.once).ready()
+        Port(self.once).reach_outbox()
         return self._store.outbox(effect)

@@ -1,7 +1,8 @@
 """The store's commands inside a caller's transaction, for every driver.
 
 If no transaction is open, one is begun with BEGIN IMMEDIATE, and the caller ends it. This module
-decides which connections are accepted and what happens if the transaction ended while a body ran.
+decides which connections are accepted, what their commits promise, and what happens if the
+transaction ended while a body ran.
 It must not know how statements are executed; caller_connections/ does that.
 """
 
@@ -15,27 +16,36 @@ from typing import Any, Final
 
 from oncekey.core.commands import Claim, Command, Done, Look, Release, Reply
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.guarantees import Guarantee
 from oncekey.stores.outbox_commands import Added, OutboxRow
-from oncekey.stores.sqlite import errors, outbox_program
+from oncekey.stores.sqlite import durability, errors, outbox_program
 from oncekey.stores.sqlite.program import BEGIN, LOCK, QUERIES, Program, Statement, Statements
 
 _SAVEPOINT: Final = Statement("SAVEPOINT oncekey_body")
 _ROLLBACK_TO: Final = Statement("ROLLBACK TO oncekey_body")
 _RELEASE: Final = Statement("RELEASE oncekey_body")
-_LOCATION: Final = Statement(QUERIES["location"])
+_CONNECTION: Final = Statement(QUERIES["connection"])
 
 
 class CallerProgram:
-    """What the store does on one caller's connection, as programs."""
+    """What the store does on one caller's connection, as programs.
 
-    def __init__(self, program: Program, path: str, *, may_begin: bool) -> None:
+    `guarantee` is known after the first statement, and only if the connection's commits promise
+    less than the store's, `store_guarantee`.
+    """
+
+    def __init__(
+        self, program: Program, path: str, store_guarantee: Guarantee, *, may_begin: bool
+    ) -> None:
+        self.guarantee: Guarantee | None = None
         self._program = program
         self._path = path
+        self._store_guarantee = store_guarantee
         self._may_begin = may_begin
         self._checked = False
 
     def apply(self, commands: Sequence[Command], in_transaction: bool) -> Statements[list[Reply]]:
-        yield from self._check(in_transaction)
+        yield from self.check(in_transaction)
         if not in_transaction:
             if any(type(command) is Claim for command in commands):
                 self._check_may_begin()
@@ -50,7 +60,7 @@ class CallerProgram:
 
     def add_message(self, row: OutboxRow, in_transaction: bool) -> Statements[Added]:
         """Add a message to the store's outbox."""
-        yield from self._check(in_transaction)
+        yield from self.check(in_transaction)
         if in_transaction:
             yield LOCK
         else:
@@ -58,14 +68,17 @@ class CallerProgram:
             yield BEGIN
         return (yield from outbox_program.add(row, self._program.now()))
 
-    def _check(self, in_transaction: bool) -> Statements[None]:
+    def check(self, in_transaction: bool) -> Statements[None]:
+        """Read once where the connection leads and what its commits promise."""
         if self._checked:
             return
         if in_transaction:
             # Lock before anything is read: a deferred transaction that has read does not wait for
-            # the lock, and selecting the location is a read.
+            # the lock, and what follows is a read.
             yield LOCK
-        self._check_location((yield _LOCATION))
+        file, synchronous = (yield _CONNECTION)[0]
+        self._check_location(file)
+        self.guarantee = durability.connection_guarantee(self._store_guarantee, synchronous)
         self._checked = True
 
     def set_savepoint(self) -> Statements[None]:
@@ -85,10 +98,10 @@ class CallerProgram:
             raise errors.transaction_ended()
         yield _RELEASE
 
-    def _check_location(self, rows: Sequence[Sequence[Any]]) -> None:
+    def _check_location(self, name: bytes | None) -> None:
         """Records in another file, even in an attached one, would not commit with the caller's
         rows, and callers without a transaction would not see them."""
-        file = os.fsdecode(rows[0][0] or b"")
+        file = os.fsdecode(name or b"")
         if file and _same_file(file, self._path):
             return
         raise ConfigurationError(

@@ -16,6 +16,7 @@ from oncekey.stores.sqlite.other_processes import is_open_elsewhere
 
 WAL_RESET_BUG: Final = "wal-reset-bug"
 SYNCHRONOUS: Final = ("full", "extra", "normal", "off")
+_MODES: Final = ("off", "normal", "full", "extra")  # by SQLite's number
 
 _log = logging.getLogger("oncekey.sqlite")
 _warned = False
@@ -54,6 +55,20 @@ def guarantee(
     if has_wal_reset_bug(version):
         reason = f"{reason}. {_bug(version)}"
     return Guarantee(level, reason)
+
+
+def connection_guarantee(store: Guarantee, synchronous: int) -> Guarantee | None:
+    """What the commits of a caller's connection promise, by its own PRAGMA synchronous. None if
+    that is no less than the store does."""
+    mode = _MODES[synchronous] if 0 <= synchronous < len(_MODES) else "full"
+    if mode not in ("off", "normal") or store.level is Level.BEST_EFFORT:
+        return None
+    return Guarantee(
+        Level.BEST_EFFORT,
+        f"that connection has synchronous={mode}, so a power loss can take back what it commits. "
+        'Execute "PRAGMA synchronous=FULL" on each connection when it is opened, since SQLite does '
+        "not change it in a transaction (docs/how-to/transactions.md#your-connections-synchronous)",
+    )
 
 
 def is_acknowledged(acknowledge: str | None) -> bool:

@@ -96,7 +96,8 @@ class _Base:
         return self._database.path
 
     def _caller_program(self, connection: Any) -> CallerProgram:
-        return CallerProgram(self._program, self.path, may_begin=may_begin(connection))
+        begins = may_begin(connection)
+        return CallerProgram(self._program, self.path, self.guarantee, may_begin=begins)
 
 
 class SQLiteStore(_Base):

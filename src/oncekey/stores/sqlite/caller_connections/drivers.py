@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply
+from oncekey.core.guarantees import Guarantee
 from oncekey.stores.outbox_commands import Added, OutboxRow
 from oncekey.stores.sqlite import errors
 from oncekey.stores.sqlite.caller_transaction import CallerProgram
@@ -36,6 +37,13 @@ class SQLite3Transaction:
     def __init__(self, connection: sqlite3.Connection, program: CallerProgram) -> None:
         self._connection = connection
         self._program = program
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        return self._program.guarantee
+
+    def read_guarantee(self) -> None:
+        self._run(self._program.check(self._connection.in_transaction))
 
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return self._run(self._program.apply(commands, self._connection.in_transaction))
@@ -74,6 +82,13 @@ class _AsyncDriverTransaction(ABC):
     def __init__(self, connection: Any, program: CallerProgram) -> None:
         self._connection = connection
         self._program = program
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        return self._program.guarantee
+
+    async def read_guarantee(self) -> None:
+        await self._run(self._program.check(self._connection.in_transaction))
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         return await self._run(self._program.apply(commands, self._connection.in_transaction))

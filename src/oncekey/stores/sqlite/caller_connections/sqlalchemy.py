@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from oncekey.core.commands import Claim, Claimed, Command, Finish, Release, Reply
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.guarantees import Guarantee
 from oncekey.stores.outbox_commands import Added, OutboxRow
 from oncekey.stores.sqlalchemy_savepoints import (
     Savepoint,
@@ -110,6 +111,13 @@ class SQLAlchemyTransaction:
         self._make_program = make_program
         self._transaction: tuple[Any, SQLite3Transaction] | None = None
 
+    @property
+    def guarantee(self) -> Guarantee | None:
+        return self._transaction and self._transaction[1].guarantee
+
+    def read_guarantee(self) -> None:
+        self._on_driver(False).read_guarantee()
+
     def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         replies = self._on_driver(_has_claim(commands)).apply(commands)
         self._session.note(commands, replies)
@@ -164,6 +172,13 @@ class AsyncSQLAlchemyTransaction:
         self._session = _SessionState(sync_part_of(self.connection), is_async=True)
         self._make_program = make_program
         self._transaction: tuple[Any, AiosqliteTransaction] | None = None
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        return self._transaction and self._transaction[1].guarantee
+
+    async def read_guarantee(self) -> None:
+        await (await self._on_driver(False)).read_guarantee()
 
     async def apply(self, commands: Sequence[Command], /) -> list[Reply]:
         transaction = await self._on_driver(_has_claim(commands))

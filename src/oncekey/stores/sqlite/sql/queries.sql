@@ -129,8 +129,9 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 -- name: lock
 DELETE FROM oncekey_meta WHERE 0;
 
--- name: location
-SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main';
+-- name: connection
+SELECT CAST(file AS BLOB), (SELECT synchronous FROM pragma_synchronous)
+FROM pragma_database_list WHERE name = 'main';
 
 -- name: encoding
 SELECT encoding FROM pragma_encoding;
