@@ -102,7 +102,8 @@ def _resolved(path: str) -> str:
     parts = path.split("/")
     for part in parts:
         if part == "..":
-            kept = kept[:-1] or [""]
+            del kept[-1:]  # and no copy of the rest, which a stranger makes long
+            kept = kept or [""]
         elif part != ".":
             kept.append(part)
     if parts[-1] in (".", ".."):
