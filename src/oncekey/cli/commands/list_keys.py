@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import click
 
-from oncekey import Listing
+from oncekey import Listing, StoreUnavailable
 from oncekey.cli.command_options import json_option, url_argument
 from oncekey.cli.key_table import listing_data, listing_table, reach
 from oncekey.cli.key_watch import EVERY_DEFAULT, every_option, watch_listing
-from oncekey.cli.open_store import has_records, open_store, warn_of_move
+from oncekey.cli.open_store import has_records, has_records_in_time, open_store, warn_of_move
 from oncekey.cli.output import Output
 from oncekey.core.search import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Query
 from oncekey.core.store import Store
@@ -96,12 +96,18 @@ def list_keys(
         expired=expired,
     )
     out = Output(as_json=as_json)
-    has_records(url)  # refuses what is no store, or is of an older release
+    # Refuses what is no store, or is of an older release.
+    found = has_records(url) if watch is None else has_records_in_time(url, watch)
+    if found is None:  # a signal came while the store was away
+        return
     with closing(open_store(url)) as store:
-        warn_of_move(store)
         if watch is not None:
+            with suppress(StoreUnavailable):  # the loop says it, and goes on
+                warn_of_move(store)
             watch_listing(out, store, query, limit, watch)
-        elif all_pages:
+            return
+        warn_of_move(store)
+        if all_pages:
             _print_all(out, store, query, limit, after)
         else:
             listing = run_plan(store, page_of_keys(query, limit, after))

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from oncekey.cli.command_options import duration, json_option, url_argument
-from oncekey.cli.open_store import has_records, open_store
+from oncekey.cli.open_store import has_records, has_records_in_time, open_store
 from oncekey.cli.output import Output, error_line
 from oncekey.cli.redact import redact_url
 from oncekey.cli.sweep_loop import (
@@ -77,7 +77,9 @@ def sweep(url: str, limit: int, once: bool, tier: str, every: int | None, as_jso
     if once and every is not None:
         raise click.UsageError("--once ends after one batch, --every never does; choose one")
     out = Output(as_json=as_json)
-    found = has_records(url)
+    found = has_records(url) if every is None else has_records_in_time(url, every / 1_000_000)
+    if found is None:  # a signal came while the store was away
+        return
     if not found and every is None and tier == TIERS[0]:
         _report(out, url, SweepResult())
         return
