@@ -156,9 +156,7 @@ class Walk:
         """How many records are missing on the page."""
         return self._limit - len(self.found)
 
-    def add(
-        self, found: list[Record], places: Iterable[int], looked_at: int, last: Cursor
-    ) -> None:
+    def add(self, found: list[Record], places: Iterable[int], looked_at: int, last: Cursor) -> None:
         """What a statement has found, in which places among so many records, the last of which was
         this."""
         self.last = last if looked_at == self.most else None

@@ -1,8 +1,8 @@
 """Which codec stores what a body of `run` returns, or the function of a step: the one that its
 annotation says, as for a guarded function.
 
-Bodies are often made for one call each, so what was found is kept by their code. Only functions and
-methods are asked: a partial, or an object that can be called, says nothing.
+Bodies are often made for one call each, so what was found is kept by their code. A partial says
+what its function does, an object that can be called what its `__call__` does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import enum
 import inspect
 import typing
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
@@ -32,8 +33,8 @@ def body_codec(fn: Any, kind: str, name: str) -> Codec | None:
     """The codec for what this function is annotated to return; None if that is plain JSON, or if no
     annotation says. Raises ConfigurationError for a type that could not be stored; the error calls
     the function by `kind` and `name`."""
-    function = fn.__func__ if type(fn) is MethodType else fn
-    if type(function) is not FunctionType:
+    function = fn if type(fn) is FunctionType else _function_of(fn)
+    if function is None:
         return None
     try:
         annotation = function.__annotations__.get("return")
@@ -50,6 +51,19 @@ def body_codec(fn: Any, kind: str, name: str) -> Codec | None:
             _known.clear()
         known = _known[key] = (whose.__code__, _found(function, kind, name))
     return known[1]
+
+
+def _function_of(fn: Any) -> FunctionType | None:
+    """The function that a call of this ends in; None if it ends in something else."""
+    while type(fn) is not FunctionType:
+        if type(fn) is MethodType:
+            fn = fn.__func__
+        elif isinstance(fn, partial):
+            fn = fn.func
+        else:
+            fn = inspect.getattr_static(type(fn), "__call__", None)
+            return fn if type(fn) is FunctionType else None
+    return fn
 
 
 def _found(function: Callable[..., Any], kind: str, name: str) -> Codec | None:
