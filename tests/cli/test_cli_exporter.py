@@ -11,13 +11,15 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from tests.cli.command_runner import Start
+from tests.cli.command_runner import PATIENCE_SECONDS, Start
 from tests.cli.conftest import Command
 from tests.support.postgres_stores import server
+from tests.support.servers import Postgres, require
 
 from oncekey import Once
 from oncekey.cli.output import ExitCode
 from oncekey.metrics.event_counts import store_name
+from oncekey.stores.postgres import migrate
 
 
 @pytest.fixture
@@ -56,6 +58,25 @@ def test_exporter_serves_postgresql_until_a_signal(start: Start, schema_url: str
     assert 'oncekey_store_up{store="shop"} 1.0' in text
     assert 'oncekey_store_unknown{store="shop"} 0.0' in text
     assert running.end(signal.SIGTERM) == ExitCode.OK
+
+
+def test_exporter_serves_a_store_that_is_down_at_the_start(start: Start) -> None:
+    """`oncekey_store_up` is 0 from then on, and 1 when the store has come."""
+    with require(lambda: Postgres(fast=True)) as postgres:
+        migrate(postgres.url())
+        postgres.stop("immediate")
+        running = start("exporter", postgres.url(), "--port", "0", "--every", "1s", "--json")
+        first = running.round()
+        assert (first["up"], first["metrics"]) == (False, {})
+        assert "it is read again in 1s" in running.err.get(timeout=PATIENCE_SECONDS)
+        with urllib.request.urlopen(f"http://127.0.0.1:{first['port']}/metrics", timeout=90) as got:
+            assert "oncekey_store_up" in (text := got.read().decode())
+        assert re.search(r"^oncekey_store_up\{.*\} 0.0$", text, re.M)
+        postgres.start()
+        while not (document := running.round())["up"]:
+            pass
+        assert document["metrics"]["unknown"] == 0
+        assert running.end(signal.SIGTERM) == ExitCode.OK
 
 
 def test_exporter_json_prints_one_document_per_reading(start: Start, charged: str) -> None:

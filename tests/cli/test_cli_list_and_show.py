@@ -7,9 +7,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.cli.command_runner import Start, at_terminal
+from tests.cli.command_runner import PATIENCE_SECONDS, Start, at_terminal
 from tests.cli.conftest import Command, Ran
 from tests.cli.operator_shop import DAY_US, FAILED, MINUTE_US, ROUTE, Shop
+from tests.support.servers import Postgres, require
 
 from oncekey import HttpAnswer
 from oncekey.cli import password_redaction
@@ -20,6 +21,7 @@ from oncekey.core.codec import pack_error
 from oncekey.core.commands import Unknown
 from oncekey.core.record import State
 from oncekey.core.step_format import intent_facts, pack_step
+from oncekey.stores.postgres import migrate
 
 SECRET_BODY = '{"card": "Ada!"}'
 
@@ -122,6 +124,17 @@ def test_watch_prints_a_document_per_change_until_a_signal(start: Start, file_sh
     assert [key["state"] for key in running.round()["keys"]] == ["succeeded"]
     assert running.end(signal.SIGINT) == ExitCode.OK
     assert running.out.empty()
+
+
+def test_watch_waits_for_a_store_that_is_down_at_the_start(start: Start) -> None:
+    with require(lambda: Postgres(fast=True)) as postgres:
+        migrate(postgres.url())
+        postgres.stop("immediate")
+        running = start("list", postgres.url(), "--watch", "0.5", "--json")
+        assert "tried again in 500ms" in running.err.get(timeout=PATIENCE_SECONDS)
+        postgres.start()
+        assert running.round()["keys"] == []
+        assert running.end(signal.SIGINT) == ExitCode.OK
 
 
 def test_watch_draws_the_page_again_at_a_terminal(executable: str, file_shop: Shop) -> None:

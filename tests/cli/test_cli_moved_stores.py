@@ -18,7 +18,8 @@ from oncekey.core.commands import Look, Seen
 from oncekey.core.record import State
 from oncekey.dashboard.dashboard_keys import Decision, keys_of
 from oncekey.stores.move import DualStore
-from oncekey.stores.sqlite import SQLiteStore
+from oncekey.stores.sqlite import SQLiteStore, durability, mounts
+from oncekey.stores.sqlite.mounts import FileSystem
 
 WHO = ("--by", "ana", "--why", "card renewed", "--yes")
 
@@ -149,6 +150,30 @@ def test_stats_have_the_warning_too(here: Command, move: Move) -> None:
     assert "Open the new store" in warning
     for url in (move.urls["new"], move.pair):
         assert here("stats", url, "--json").data["warnings"] == []
+
+
+def test_doctor_checks_both_stores_and_says_which_one_it_means(
+    here: Command, move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It checked neither, said "nothing wrong" and exited with 0."""
+    monkeypatch.setattr(durability, "has_wal_reset_bug", lambda *version: False)
+    monkeypatch.setattr(mounts, "read_file_system", lambda path: FileSystem("ext4", "/"))
+    for file in move.files.values():
+        file.chmod(0o600)
+    both = here("doctor", move.pair, "--json")
+    assert (both.code, both.data["healthy"]) == (ExitCode.OK, True)
+    for side in ("old", "new"):
+        checks = {
+            one["check"] for one in both.data["findings"] if f"the {side} store: " in one["what"]
+        }
+        assert checks >= {"sqlite.synchronous", "store.guarantee", "store.keep"}
+    for side in ("old", "new"):
+        weak = move.pair.replace(move.urls[side], f"{move.urls[side]}?synchronous=off")
+        ran = here("doctor", weak)
+        assert ran.code == ExitCode.UNHEALTHY
+        broken = [line for line in ran.out.splitlines() if line.startswith("  broken")]
+        assert [f"the {side} store: " in line for line in broken] == [True, True]
+        assert "synchronous=off: the guarantee is best effort" in broken[0]
 
 
 def test_a_store_that_was_left_is_still_swept(here: Command, move: Move) -> None:

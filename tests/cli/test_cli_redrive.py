@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.cli.command_runner import at_terminal
+from tests.cli.command_runner import PATIENCE_SECONDS, Running, Start, at_terminal
 from tests.cli.conftest import Command
 from tests.cli.queue_shop import environment_of, imported, write_shop
+from tests.support.servers.processes import wait_until
 
 from oncekey.cli.output import ExitCode
 from oncekey.queues import Kind, Message
@@ -119,14 +123,77 @@ def test_a_signal_ends_it_and_says_how_to_go_on(here: Command, tmp_path: Path) -
 
         def interrupted(*args: Any, **options: Any) -> str:
             if len(shop.orders) == 99:
-                signal.raise_signal(signal.SIGTERM)
+                handler = signal.getsignal(signal.SIGTERM)
+                signal.pthread_kill(main, signal.SIGTERM)
+                wait_until(lambda: signal.getsignal(signal.SIGTERM) != handler, "it is handled")
             id: str = send(*args, **options)
             return id
 
         shop.orders.send = interrupted
+        main = threading.get_ident()
         ran = here("redrive", f"{shop.__name__}:consumer", "--id", "INC-7", "--yes", "--json")
         assert (ran.code, ran.data["moved"], ran.data["stopped"]) == (130, 100, True)
         assert "go on with --id INC-7" in ran.err
+
+
+SILENT = """
+import boto3
+from oncekey.queues.sqs import SQSConsumer
+
+class Silent(QuickBroker):
+    def redrive(self, most, id, *, parked=False, go_on=None):
+        go_on(3)
+        print("begun", flush=True)
+        threading.Event().wait()
+    def close(self): ...
+
+silent = Consumer(once, ship, Silent("orders"), name="ship", **options)
+silent_async = AsyncConsumer(
+    async_once, ship_async, AsyncMemoryBroker(Silent("orders")), name="ship", **options
+)
+client = boto3.client(
+    "sqs", endpoint_url=os.environ.get("SQS", "http://127.0.0.1:1"), region_name="eu-west-1",
+    aws_access_key_id="k", aws_secret_access_key="s",
+)
+sqs = SQSConsumer(once, ship, "orders", name="ship", client=client, **options)
+"""
+
+
+def document(running: Running) -> Any:
+    """The JSON that a command prints over several lines."""
+    return json.loads("".join(iter(running.line, "}\n")) + "}")
+
+
+@pytest.mark.parametrize("which", ["silent", "silent_async"])
+def test_a_broker_that_does_not_answer_holds_up_no_signal(
+    start: Start, tmp_path: Path, which: str
+) -> None:
+    write_shop(tmp_path, "shop", SILENT, stop_timeout="200ms")
+    words = ("redrive", f"shop:{which}", "--id", "INC-7", "--yes", "--json")
+    running = start(*words, **environment_of(tmp_path))
+    assert running.line() == "begun\n"
+    assert running.end(signal.SIGTERM) == ExitCode.INTERRUPTED
+    found = document(running)
+    assert (found["moved"], found["stopped"]) == (3, True)
+    assert "the broker has not answered for 0.2 s" in running.err.get(timeout=PATIENCE_SECONDS)
+    assert "go on with --id INC-7" in running.err.get(timeout=PATIENCE_SECONDS)
+
+
+def test_an_sqs_endpoint_that_does_not_answer_holds_up_no_signal(
+    start: Start, tmp_path: Path
+) -> None:
+    """Its client waits for a minute, and then tries again."""
+    write_shop(tmp_path, "shop", SILENT, stop_timeout="200ms")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = environment_of(tmp_path) | {
+            "SQS": f"http://127.0.0.1:{silent.getsockname()[1]}"
+        }
+        running = start("redrive", "shop:sqs", "--yes", "--json", **environment)
+        connection, _ = silent.accept()
+        with connection:
+            assert running.end(signal.SIGTERM) == ExitCode.INTERRUPTED
+            found = document(running)
+            assert (found["queue"], found["moved"], found["stopped"]) == (None, 0, True)
 
 
 def test_it_asks_at_a_terminal_and_says_what_will_happen(executable: str, tmp_path: Path) -> None:

@@ -115,6 +115,32 @@ def test_a_store_that_is_down_is_tried_again(start: Start, tmp_path: Path) -> No
         assert running.end(signal.SIGINT) == ExitCode.OK
 
 
+def test_a_store_that_is_down_at_the_start_is_tried_again(start: Start) -> None:
+    with require(lambda: Postgres(fast=True)) as postgres:
+        migrate(postgres.url())
+        postgres.stop("immediate")
+        running = start("sweep", postgres.url(), "--every", "1s")
+        said = running.err.get(timeout=PATIENCE_SECONDS)
+        assert "tried again in 1s" in said
+        ended = start("sweep", postgres.url(), "--every", "1h")
+        assert "tried again in 1h" in ended.err.get(timeout=PATIENCE_SECONDS)
+        assert ended.end(signal.SIGTERM) == ExitCode.OK
+        postgres.start()
+        assert "0 records" in running.line()
+        assert running.end(signal.SIGINT) == ExitCode.OK
+
+
+def test_a_database_that_has_no_tables_when_it_comes_back_is_refused(start: Start) -> None:
+    """A sweeper makes none, also if it has waited for the server."""
+    with require(lambda: Postgres(fast=True)) as postgres:
+        postgres.stop("immediate")
+        running = start("sweep", postgres.url(), "--every", "1s")
+        assert "tried again in 1s" in running.err.get(timeout=PATIENCE_SECONDS)
+        postgres.start()
+        assert running.wait() == ExitCode.USAGE
+        assert running.out.empty()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

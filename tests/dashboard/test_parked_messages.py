@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from tests.dashboard.reader import Reader
-from tests.dashboard.served_dashboard import TOKEN, served
+from tests.dashboard.served_dashboard import PATIENCE_SECONDS, TOKEN, served
+from tests.support.servers.processes import wait_until
 
 from oncekey import AsyncOnce, Once
 from oncekey.core.errors import ConfigurationError
-from oncekey.dashboard import Dashboard
+from oncekey.dashboard import Dashboard, parked_messages
 from oncekey.queues import AsyncConsumer, AsyncMemoryBroker, Consumer, MemoryBroker, Message
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.consumer_settings import BrokerFacts
@@ -142,6 +143,45 @@ def test_a_second_click_while_the_first_works_is_refused(url: str, engines: Exit
                 go_on.set()
             assert (second.status_code, "already" in second.text) == (409, True)
             assert first.result().status_code == 303
+    assert (len(queue), queue.parked) == (1, [])
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_broker_that_does_not_answer_is_told_and_not_waited_for(
+    kind: str, url: str, engines: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for without end, also by the end of the server."""
+    answers = threading.Event()
+
+    class Silent(MemoryBroker):
+        def redrive(self, *args: Any, **options: Any) -> int:
+            assert answers.wait(PATIENCE_SECONDS)
+            return super().redrive(*args, **options)
+
+    class SilentAsync(AsyncMemoryBroker):
+        async def redrive(self, *args: Any, **options: Any) -> int:
+            if not answers.is_set():
+                await asyncio.Event().wait()
+            return await super().redrive(*args, **options)
+
+    queue = Silent("orders")
+    queue.parked = [Message(b'{"id": 1}', "orders")]
+    consumer: Any = consumer_of("threads", queue, engines)
+    if kind == "tasks":
+        once = AsyncOnce("memory://")
+        engines.callback(lambda: asyncio.run(once.close()))
+        consumer = AsyncConsumer(once, _ship, SilentAsync(queue), **OPTIONS)
+    monkeypatch.setattr(parked_messages, "SILENT_MAX_S", 0.1)
+    with reading(url, consumers=[consumer]) as reader:
+        token = form_token(reader.get("/").text)
+        silent = reader.post("/consumers/0/return", token)
+        assert (silent.status_code, "has not answered for 0.1 s" in silent.text) == (503, True)
+        if kind == "threads":  # its connection is still in use
+            assert reader.post("/consumers/0/return", token).status_code == 409
+        monkeypatch.setattr(parked_messages, "SILENT_MAX_S", 60.0)
+        answers.set()
+        wait_until(lambda: consumer not in parked_messages._in_hand, "it is left")
+        assert reader.post("/consumers/0/return", token).status_code == 303
     assert (len(queue), queue.parked) == (1, [])
 
 

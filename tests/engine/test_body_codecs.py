@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import BaseModel
@@ -197,15 +198,68 @@ def test_body_without_an_annotation_is_stored_as_json_as_before(once: Any) -> No
     assert once.run("charge", "b", lambda attempt: (1, 2)).value == [1, 2]
 
 
-def test_a_partial_and_a_callable_object_are_stored_as_json() -> None:
-    class Charge:
-        def __call__(self, attempt: object) -> Decimal:
-            return FIVE
+class Charge:
+    """It says what it returns by its `__call__`."""
 
-    assert body_codec(functools.partial(decimal), "the body of", "charge") is None
-    assert body_codec(Charge(), "the body of", "charge") is None
-    with Once("memory://") as once, pytest.raises(NotReplayable):
-        once.run("charge", "a", functools.partial(decimal))
+    def __call__(self, *args: object) -> Decimal:
+        return FIVE
+
+    async def later(self, *args: object) -> Decimal:
+        return FIVE
+
+
+class Refund:
+    def __call__(self, *args: object) -> Handle:
+        runs.append(args)
+        return Handle()
+
+
+def of_account(account: str, *args: object) -> Decimal:
+    return FIVE
+
+
+INDIRECT: list[Callable[..., Any]] = [
+    functools.partial(of_account, "acct_1"),
+    functools.partial(functools.partial(of_account, "acct_1"), 7),
+    Charge(),
+    Charge().__call__,
+    functools.partial(Charge()),
+]
+
+
+@pytest.mark.parametrize("body", INDIRECT)
+@pytest.mark.parametrize("cache", [None, 0])
+def test_a_partial_and_a_callable_object_say_what_their_function_returns(
+    body: Callable[..., Any], cache: int | None
+) -> None:
+    """They ran, and then NotReplayable came."""
+    with Once("memory://", cache=cache) as once:
+        assert [once.run("charge", "a", body).value for _ in range(2)] == [FIVE] * 2
+        stepped: Any = lambda attempt: str(attempt.step("pay", body))  # noqa: E731
+        assert [once.run("order", "a", stepped).value for _ in range(2)] == ["5.00"] * 2
+
+
+def test_an_awaited_partial_says_what_its_function_returns() -> None:
+    async def main() -> list[Decimal]:
+        async with AsyncOnce("memory://", cache=0) as once:
+            body = functools.partial(Charge().later)
+            return [(await once.run("charge", "a", body)).value for _ in range(2)]
+
+    assert asyncio.run(main()) == [FIVE] * 2
+
+
+@pytest.mark.parametrize("body", [functools.partial(handle), Refund()])
+def test_a_partial_or_object_that_returns_what_cannot_be_stored_is_refused_before_it_runs(
+    body: Callable[..., Any],
+) -> None:
+    with Once("memory://") as once, pytest.raises(ConfigurationError, match="returns a Handle"):
+        once.run("charge", "a", body)
+    assert runs == []
+
+
+def test_what_can_be_called_and_says_nothing_is_stored_as_json() -> None:
+    for body in (functools.partial(unannotated), functools.partial(max), dict, Mock(), max):
+        assert body_codec(body, "the body of", "charge") is None
 
 
 def test_codec_of_the_call_goes_before_the_annotation(once: Any) -> None:

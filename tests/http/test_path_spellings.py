@@ -7,9 +7,13 @@ and whole URLs.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import hypercorn.asyncio
@@ -23,6 +27,9 @@ from tests.support.servers import Granian, require
 from tests.support.servers.http_servers import Gunicorn
 from tests.support.servers.processes import free_port, wait_until
 from werkzeug.serving import make_server
+
+from oncekey.http import rules as rule_module
+from oncekey.http.rules import Rule, Rules
 
 TARGETS = """
     /pay //pay /pay/ /pay// ///pay/// /./pay /pay/. /x/../pay /../pay /%2e/pay /pay/%2e%2e/pay
@@ -55,6 +62,70 @@ def test_no_spelling_reaches_a_wsgi_handler_without_a_key(
     ports: dict[str, int], server: str, framework: str
 ) -> None:
     check(ports[server], framework)
+
+
+@pytest.mark.parametrize(
+    "units",
+    [("//a", "/.."), ("/./a", ""), ("//", "/x"), ("/..", ""), ("%2e/", "/.."), ("x//.", "/../y")],
+)
+def test_i15_a_path_of_many_dots_is_read_in_one_pass(units: tuple[str, str]) -> None:
+    """Paths are read before anybody knows who calls. A stranger's 57 KB of `/..` took seconds."""
+    once, twice = (readings_work("".join(unit * n for unit in units)) for n in (500, 1_000))
+    assert once < twice < 2.2 * once
+
+
+def test_dots_are_resolved_up_to_the_root_and_not_further() -> None:
+    resolved = {
+        "/a/b/../c": "/a/c", "/a/../../b": "/b", "/..": "/", "/../..": "/", "/a/..": "/",
+        "/a/b/..": "/a/", "/./": "/", "/a/.": "/a/", "/.a/..b": "/.a/..b",
+    }  # fmt: skip
+    assert {path: rule_module._normal_forms(path)[-1] for path in resolved} == resolved
+
+
+def readings_work(path: str) -> int:
+    """How much work all readings of a path are: the lines that run, and the length of every list
+    and text that a line has made, since this is what it copied."""
+    work, kept = 0, dict[str, Any]()
+
+    def on_line(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal work
+        if frame.f_code.co_filename != rule_module.__file__:
+            return None
+        work += 1
+        for name, value in frame.f_locals.items():
+            if isinstance(value, list | str) and value is not kept.get(name):
+                kept[name] = value
+                work += len(value)
+        return on_line
+
+    before = sys.gettrace()
+    sys.settrace(on_line)
+    try:
+        rule_module._normal_forms(path)
+    finally:
+        sys.settrace(before)
+    return work
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/{a}-{b}", "/{a}-{b}-{c}", "/{a}{b}", "/{a}-/{b}-{c}", "/x{a}/{b}--{c}-", "/{a}-{b}*"],
+)
+def test_parameters_of_one_segment_match_what_a_search_for_all_ways_does(path: str) -> None:
+    pattern = re.sub(r"\{.\}", "[^/]+", path.removesuffix("*")) + (".*" if "*" in path else "/?")
+    texts = ["/" + "".join(text) for n in range(9) for text in itertools.product("x-/", repeat=n)]
+    found = [text for text in texts if Rule(path=path).matches_path(text)]
+    assert found == [text for text in texts if re.fullmatch(pattern, text)]
+    assert found
+
+
+def test_i15_parameters_of_one_segment_are_looked_for_once() -> None:
+    """Trying all ways to divide these paths would not end in a lifetime."""
+    rules = Rules(
+        [Rule(path="/{a}-{b}-{c}-{d}-{e}-{f}.json"), Rule(path="/{a}{b}{c}{d}{e}{f}/pay")]
+    )
+    assert rules.find("POST", "/" + "-" * 20_000 + "/x") is None
+    assert rules.find("POST", "/" + "-" * 20_000 + "/pay") is rules.all[1]
 
 
 def check(port: int, framework: str) -> None:

@@ -12,6 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.cli.output import UsageProblem, error_line
+from oncekey.cli.signals import stop_on_signal
+from oncekey.core.duration import human
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
 from oncekey.engine.keys.administration import note_of_move, run_plan
 from oncekey.engine.store_urls import blocking_store, store_module
@@ -63,6 +66,19 @@ def has_records(url: str) -> bool:
             f"{', '.join(found.missing)}; bring them up to date first: oncekey migrate"
         )
     return found.has_records
+
+
+def has_records_in_time(url: str, seconds: float) -> bool | None:
+    """The same for a command that stays: while the store is away it says so, and asks again after
+    so many seconds. None if a signal came first."""
+    with stop_on_signal() as stop:
+        while not stop.requested:
+            try:
+                return has_records(url)
+            except StoreUnavailable as error:
+                error_line(f"{error}; it is tried again in {human(round(seconds * 1_000_000))}")
+            stop.wait(seconds)
+    return None
 
 
 def secret_from(name: str | None) -> str | None:

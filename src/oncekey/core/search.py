@@ -6,6 +6,7 @@ number of them, whether they match or not. So its cost does not depend on what i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Self
 
 from oncekey.core.errors import ConfigurationError
@@ -96,7 +97,8 @@ class Page(NamedTuple):
     bodies are cut (BODY_HEAD_BYTES).
 
     now         the store's clock
-    looked_at   how many records were looked at, without those that an index leaves out
+    looked_at   how many records were looked at up to the end of the page, without those that an
+                index leaves out
     next        where to go on; None if there are no more
     """
 
@@ -130,6 +132,7 @@ class Walk:
     second at the rest of what a page may look at, since most searches find their page at once.
 
     found, looked_at   what the statements have found so far, among how many records
+    places             how many records were looked at up to each that was found
     last               where the next statement begins; None if there is nothing left
     """
 
@@ -137,6 +140,7 @@ class Walk:
         self._limit = limit
         self._most = min(max(LOOKED_AT_FIRST, _FIRST_PER_FOUND * limit), LOOKED_AT_MAX)
         self.found: list[Record] = []
+        self.places: list[int] = []
         self.looked_at = 0
         self.last: Cursor | None = after
 
@@ -152,23 +156,32 @@ class Walk:
         """How many records are missing on the page."""
         return self._limit - len(self.found)
 
-    def add(self, found: list[Record], looked_at: int, last: Cursor) -> None:
-        """What a statement has found among so many records, the last of which was this."""
+    def add(self, found: list[Record], places: Iterable[int], looked_at: int, last: Cursor) -> None:
+        """What a statement has found, in which places among so many records, the last of which was
+        this."""
         self.last = last if looked_at == self.most else None
         self.found += found
+        self.places += [self.looked_at + place for place in places]
         self.looked_at += looked_at
         if self.looked_at == self._most:
             self._most = LOOKED_AT_MAX
 
     def page(self, now: int) -> Page:
-        return page_of(self.found, self.last, now, self.looked_at, self._limit)
+        return page_of(self.found, self.places, self.last, now, self.looked_at, self._limit)
 
 
-def page_of(found: list[Record], last: Cursor | None, now: int, looked_at: int, limit: int) -> Page:
-    """A page: `found` matched among the records that were looked at, of which `last` was the last;
-    None if there was nothing left to look at after it. What is beyond the limit is left for the
-    next page."""
+def page_of(
+    found: list[Record],
+    places: Sequence[int],
+    last: Cursor | None,
+    now: int,
+    looked_at: int,
+    limit: int,
+) -> Page:
+    """A page: `found` matched, in these places among the records that were looked at, of which
+    `last` was the last; None if there was nothing left to look at after it. What is beyond the
+    limit is left for the next page, and does not count as looked at."""
     if len(found) > limit or (len(found) == limit and last is not None):
         end = found[limit - 1]
-        return Page(tuple(found[:limit]), now, looked_at, Cursor(end.fence, end.id))
+        return Page(tuple(found[:limit]), now, places[limit - 1], Cursor(end.fence, end.id))
     return Page(tuple(found), now, looked_at, last)

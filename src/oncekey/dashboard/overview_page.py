@@ -42,6 +42,8 @@ async def overview(request: PageRequest) -> Response:
         page="overview",
         done=request.done,
         stats=stats,
+        # A count that did not get to the oldest open key is the least that it may be.
+        more_behind="" if stats.complete else " or more",
         calls=calls,
         concerns=concerns[:ATTENTION_ROWS_MAX],
         more=max(len(concerns) - ATTENTION_ROWS_MAX, 0),

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 from starlette.responses import Response
@@ -18,8 +21,10 @@ from oncekey.core.errors import ConfigurationError, OncekeyError
 from oncekey.dashboard.page_request import PageRequest
 from oncekey.dashboard.request_checks import Refused
 from oncekey.queues import AsyncConsumer, Consumer
+from oncekey.queues.redrive import GoOn
 
 MOST: Final = 1_000  # messages of one click
+SILENT_MAX_S: Final = 60.0  # so long a broker may take for its next messages
 _log = logging.getLogger("oncekey")
 
 AnyConsumer = Consumer | AsyncConsumer
@@ -52,13 +57,10 @@ async def return_parked(request: PageRequest) -> Response:
         )
     if consumer in _in_hand:
         raise Refused(409, f"The parked messages of {consumer.name} are being returned already.")
-    _in_hand.add(consumer)
     try:
         moved = await _return_all(consumer)
     except OncekeyError as error:
         raise Refused(503, f"Nothing more was moved: {error}") from error
-    finally:
-        _in_hand.discard(consumer)
     _log.info(
         "%d parked messages of %s were returned by %s",
         moved,
@@ -69,19 +71,69 @@ async def return_parked(request: PageRequest) -> Response:
 
 
 async def _return_all(consumer: AnyConsumer) -> int:
-    id = secrets.token_hex(8)
+    """How many were moved. Nobody waits for a broker that has not answered for SILENT_MAX_S, nor
+    does the end of the server: what is left behind is moved by the next click."""
+    id, moved, is_left = secrets.token_hex(8), 0, False
+
+    def go_on(so_far: int) -> bool:
+        nonlocal moved
+        moved = so_far
+        return not is_left
+
+    work: asyncio.Future[int]
     if isinstance(consumer, AsyncConsumer):
-        try:
-            await consumer.broker.facts()
-            return await consumer.broker.redrive(MOST, id, parked=True)
-        finally:
-            await consumer.broker.close()
-    return await asyncio.to_thread(_return_in_thread, consumer, id)
-
-
-def _return_in_thread(consumer: Consumer, id: str) -> int:
+        work = asyncio.ensure_future(_return_in_task(consumer, id, go_on))
+    else:
+        work = asyncio.wrap_future(_return_in_thread(consumer, id, go_on))
+    _in_hand.add(consumer)
+    work.add_done_callback(partial(_ended, consumer))
     try:
-        consumer.broker.facts()
-        return consumer.broker.redrive(MOST, id, parked=True)
+        while True:
+            before = moved
+            await asyncio.wait((work,), timeout=SILENT_MAX_S)
+            if work.done():
+                return work.result()
+            if moved == before:
+                raise Refused(
+                    503,
+                    f"The broker of {consumer.name} has not answered for {SILENT_MAX_S:g} s. "
+                    f"{moved} messages were moved, and what it was asked last may be done. Try "
+                    "again when it answers.",
+                )
     finally:
-        consumer.broker.close()
+        is_left = True
+        if isinstance(work, asyncio.Task):
+            work.cancel()
+
+
+def _ended(consumer: AnyConsumer, work: asyncio.Future[int]) -> None:
+    _in_hand.discard(consumer)
+    if not work.cancelled():
+        work.exception()  # so that asyncio does not call it unseen
+
+
+async def _return_in_task(consumer: AsyncConsumer, id: str, go_on: GoOn) -> int:
+    try:
+        await consumer.broker.facts()
+        return await consumer.broker.redrive(MOST, id, parked=True, go_on=go_on)
+    finally:
+        await consumer.broker.close()
+
+
+def _return_in_thread(consumer: Consumer, id: str, go_on: GoOn) -> Future[int]:
+    """Move in a thread of its own, which no process waits for at its end."""
+    done: Future[int] = Future()
+
+    def run() -> None:
+        try:
+            try:
+                consumer.broker.facts()
+                moved = consumer.broker.redrive(MOST, id, parked=True, go_on=go_on)
+            finally:
+                consumer.broker.close()
+            done.set_result(moved)
+        except BaseException as error:  # for whoever waits for it
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=f"oncekey-return-{consumer.name}", daemon=True).start()
+    return done

@@ -6,8 +6,8 @@ prints nothing and exits nowhere; the command does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from oncekey.core.duration import Duration, microseconds
@@ -23,7 +23,7 @@ from oncekey.doctor.observed_checks import (
     observed,
 )
 from oncekey.doctor.proxy_checks import PROXY_CHECKS, proxy_findings
-from oncekey.engine.store_urls import store_module
+from oncekey.engine.store_urls import moving_urls, store_module
 from oncekey.stores.inspection import Check, Checkup, Finding, Severity
 
 # The version of the data; members are added to it without a new one, but never renamed or removed.
@@ -100,20 +100,7 @@ def _findings(
     url: str, load_app: Callable[[], Any], proxy_files: Iterable[str], horizon: int
 ) -> Iterator[Finding]:
     module = store_module(url)
-    run = getattr(module, "checkup", None)
-    made: Checkup | None
-    if run is None:
-        scheme = url.partition("://")[0]
-        yield CHECKUP.info(f"not checked: the store of {scheme}:// brings no checks")
-        made = None
-    else:
-        made = run(url)
-        yield from made.findings
-    promised = _guarantee(module, url)
-    if promised is not None:
-        yield guarantee(promised)
-    if made is not None:
-        yield from observed(made.runs, horizon)
+    promised = yield from _findings_of_stores(url, horizon)
     app = load_app()
     consumers = consumers_in(app)
     if consumers:
@@ -121,6 +108,41 @@ def _findings(
     else:
         yield from app_findings(app, module, url, promised, horizon)
     yield from proxy_findings(proxy_files)
+
+
+def _findings_of_stores(url: str, horizon: int) -> Generator[Finding, None, Guarantee | None]:
+    """Check the store, or each of the two that keys move between. Returns what it can promise; of
+    two stores the weaker one counts."""
+    pair = moving_urls(url)
+    if pair is None:
+        return (yield from _findings_of_store(url, horizon, ""))
+    old = yield from _findings_of_store(pair[0], horizon, "the old store: ")
+    new = yield from _findings_of_store(pair[1], horizon, "the new store: ")
+    return None if old is None or new is None else min(old, new, key=lambda one: one.level)
+
+
+def _findings_of_store(
+    url: str, horizon: int, which: str
+) -> Generator[Finding, None, Guarantee | None]:
+    """Check one store; every finding begins with which one it is."""
+    module = store_module(url)
+    run = getattr(module, "checkup", None)
+    found: list[Finding] = []
+    made: Checkup | None = None
+    if run is None:
+        scheme = url.partition("://")[0]
+        found.append(CHECKUP.info(f"not checked: the store of {scheme}:// brings no checks"))
+    else:
+        made = run(url)
+        found += made.findings
+    promised = _guarantee(module, url)
+    if promised is not None:
+        found.append(guarantee(promised))
+    if made is not None:
+        found += observed(made.runs, horizon)
+    for finding in found:
+        yield replace(finding, what=which + finding.what)
+    return promised
 
 
 def _guarantee(module: Any, url: str) -> Guarantee | None:

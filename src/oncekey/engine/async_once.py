@@ -83,7 +83,7 @@ class AsyncOperations(OperationsBase):
         Cancelling the caller does not cancel a body that has begun: it goes on, and its outcome
         is stored for the next retry. For the options see `Once.run`.
         """
-        if codec is None and getattr(body, "__name__", LAMBDA) != LAMBDA:
+        if codec is None and getattr(body, "__name__", "") != LAMBDA:
             codec = self._jobs.body_codec(body, operation)
         known = self._outcomes.replay(operation, key, scope, request, codec, origin)
         if known is not None:

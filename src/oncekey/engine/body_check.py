@@ -186,8 +186,8 @@ def body_codec(fn: Any, kind: str, name: str) -> Codec | None:
     """The codec for what this function is annotated to return; None if that is plain JSON, or if no
     annotation says. Raises ConfigurationError for a type that could not be stored; the error calls
     the function by `kind` and `name`."""
-    function = fn.__func__ if type(fn) is MethodType else fn
-    if type(function) is not FunctionType:
+    function = fn if type(fn) is FunctionType else _function_of(fn)
+    if function is None:
         return None
     try:
         annotation = function.__annotations__.get("return")
@@ -204,6 +204,19 @@ def body_codec(fn: Any, kind: str, name: str) -> Codec | None:
             _known.clear()
         known = _known[key] = (whose.__code__, _found(function, kind, name))
     return known[1]
+
+
+def _function_of(fn: Any) -> FunctionType | None:
+    """The function that a call of this ends in; None if it ends in something else."""
+    while type(fn) is not FunctionType:
+        if type(fn) is MethodType:
+            fn = fn.__func__
+        elif isinstance(fn, partial):
+            fn = fn.func
+        else:
+            fn = inspect.getattr_static(type(fn), "__call__", None)
+            return fn if type(fn) is FunctionType else None
+    return fn
 
 
 def _found(function: Callable[..., Any], kind: str, name: str) -> Codec | None:

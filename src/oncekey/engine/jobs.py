@@ -276,7 +276,7 @@ class JobFactory:
         annotation."""
         if codec is not None:
             return typed_codecs.codec_for(codec)
-        if self.codec is not JSON or getattr(fn, "__name__", LAMBDA) == LAMBDA:
+        if self.codec is not JSON or getattr(fn, "__name__", "") == LAMBDA:
             return self.codec
         return body_codec(fn, "step", name) or self.codec
 

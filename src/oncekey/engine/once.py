@@ -79,7 +79,7 @@ class Operations(OperationsBase):
         which nothing could be stored is refused. `options` are fields of Policy for this call.
         Raises what the body raised, or one of the errors of docs/reference/errors.md.
         """
-        if codec is None and getattr(body, "__name__", LAMBDA) != LAMBDA:
+        if codec is None and getattr(body, "__name__", "") != LAMBDA:
             codec = self._jobs.body_codec(body, operation)
         known = self._outcomes.replay(operation, key, scope, request, codec, origin)
         if known is not None:

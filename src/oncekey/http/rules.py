@@ -279,8 +279,14 @@ def _compiled(path: str) -> re.Pattern[str]:
             f"path={path!r}: a parameter is one segment, {{name}}; for any rest end the path in '*'"
         )
     rest = path.endswith("*")
-    pieces = _PARAMETER.split(path[:-1] if rest else path)
-    pattern = "[^/]+".join(re.escape(piece) for piece in pieces)
+    pieces = [re.escape(piece) for piece in _PARAMETER.split(path[:-1] if rest else path)]
+    pattern = pieces[0]
+    # Of "{a}-{b}-{c}" each "-" is looked for once: the first one found leaves most to the rest, so
+    # another could not match better. Trying all of them takes minutes on a path of many "-".
+    for piece in pieces[1:-1]:
+        pattern += f"(?>[^/]+?{piece})"
+    if len(pieces) > 1:
+        pattern += "[^/]+" + pieces[-1]
     return re.compile(pattern + (".*" if rest else "/?"), re.DOTALL)
 
 
@@ -338,7 +344,8 @@ def _resolved(path: str) -> str:
     parts = path.split("/")
     for part in parts:
         if part == "..":
-            kept = kept[:-1] or [""]
+            del kept[-1:]  # and no copy of the rest, which a stranger makes long
+            kept = kept or [""]
         elif part != ".":
             kept.append(part)
     if parts[-1] in (".", ".."):

@@ -142,12 +142,12 @@ class MemoryStore:
         older.sort(key=lambda record: (record.fence, record.id), reverse=True)
         looked_at = older[:LOOKED_AT_MAX]
         last = Cursor(looked_at[-1].fence, looked_at[-1].id) if len(older) > LOOKED_AT_MAX else None
-        found = [
-            record._replace(steps=(), body=record.body[:BODY_HEAD_BYTES])
-            for record in looked_at
-            if query.matches(record, now)
-        ]
-        return page_of(found, last, now, len(looked_at), limit)
+        found, places = [], []
+        for place, record in enumerate(looked_at, 1):
+            if query.matches(record, now):
+                found.append(record._replace(steps=(), body=record.body[:BODY_HEAD_BYTES]))
+                places.append(place)
+        return page_of(found, places, last, now, len(looked_at), limit)
 
     def measure(self) -> Measures:
         with self._lock:

@@ -227,8 +227,8 @@ def test_a_read_only_database_is_reported(adapters: StoreAdapters, postgres: Pos
 
 def test_an_exhausted_pool_is_reported(adapters: StoreAdapters, postgres: Postgres) -> None:
     store = adapters.store(
-        postgres.url(), pool_size=1, pool_timeout="200ms", lock_timeout="60s",
-        statement_timeout="60s",
+        postgres.url(), pool_size=1, pool_timeout="200ms", lock_timeout="120s",
+        statement_timeout="120s", call_timeout="120s",
     )  # fmt: skip
     store.prepare()
     with locked(postgres, f"{SCHEMA}.records"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -97,17 +98,39 @@ def exporter(
         return ExitCode.OK
     if url is None:
         raise click.UsageError(f"no store: give its URL, or set {STORE_ENV}")
-    has_records(url)
+    if once:
+        has_records(url)
     if workers is not None and not Path(workers).is_dir():
         raise UsageProblem(f"--workers: there is no folder {workers}")
     with closing(open_store(url)) as store:
-        with suppress(StoreUnavailable):  # it is served all the same
-            warn_of_move(store)
         collector = _collector(store, name or store_name(store))
         if once:
+            with suppress(StoreUnavailable):  # it is said below
+                warn_of_move(store)
             return _print_once(out, url, collector, workers)
-        _serve(out, url, collector, workers, host, port, every)
+        _serve(out, url, collector, _reader(url, store, collector), workers, host, port, every)
     return ExitCode.OK
+
+
+def _reader(
+    url: str, store: Store, collector: StoreCollector
+) -> Callable[[], StoreUnavailable | None]:
+    """A function that reads the store, and returns the error if it did not answer. Until it did
+    once, it is inspected first, since reading could make what is not there."""
+    is_inspected = False
+
+    def read() -> StoreUnavailable | None:
+        nonlocal is_inspected
+        if not is_inspected:
+            try:
+                has_records(url)
+                warn_of_move(store)
+            except StoreUnavailable as error:
+                return error
+            is_inspected = True
+        return collector.read()
+
+    return read
 
 
 def _collector(store: Store, name: str) -> StoreCollector:
@@ -133,6 +156,7 @@ def _serve(
     out: Output,
     url: str,
     collector: StoreCollector,
+    read: Callable[[], StoreUnavailable | None],
     workers: str | None,
     host: str,
     port: int,
@@ -141,19 +165,19 @@ def _serve(
     from oncekey.metrics.exporter import make_registry, serve
 
     with stop_on_signal() as stop:
-        collector.read()
+        failure = read()
         taken, end = serve(make_registry(collector, workers), host, port)
         try:
             if not out.as_json:
                 out.line(f"metrics of {redact_url(url)} at http://{host}:{taken}/metrics")
             while not stop.requested:
+                if failure is not None:
+                    error_line(f"{failure}; it is read again in {human(every)}")
                 if out.as_json:
                     out.event({**_document(url, collector), "port": taken})
                 stop.wait(every / 1_000_000)
                 if not stop.requested:
-                    failure = collector.read()
-                    if failure is not None:
-                        error_line(f"{failure}; it is read again in {human(every)}")
+                    failure = read()
         finally:
             end()
 

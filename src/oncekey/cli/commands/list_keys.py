@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +12,7 @@ from oncekey.cli.command_input import json_option, url_argument
 from oncekey.cli.key_report import listing_table
 from oncekey.cli.output import Output, counted, error_line, printable, rich_table, utc
 from oncekey.cli.signals import StopRequest, stop_on_signal
-from oncekey.cli.store_access import has_records, open_store, warn_of_move
+from oncekey.cli.store_access import has_records, has_records_in_time, open_store, warn_of_move
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.search import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Cursor, Query
 from oncekey.core.store import Store
@@ -122,12 +122,18 @@ def list_keys(
         expired=expired,
     )
     out = Output(as_json=as_json)
-    has_records(url)  # refuses what is no store, or is of an older release
+    # Refuses what is no store, or is of an older release.
+    found = has_records(url) if watch is None else has_records_in_time(url, watch)
+    if found is None:  # a signal came while the store was away
+        return
     with closing(open_store(url)) as store:
-        warn_of_move(store)
         if watch is not None:
+            with suppress(StoreUnavailable):  # the loop says it, and goes on
+                warn_of_move(store)
             _watch(out, store, query, limit, watch)
-        elif all_pages:
+            return
+        warn_of_move(store)
+        if all_pages:
             _print_all(out, store, query, limit, after)
         else:
             listing = run_plan(store, page_of_keys(query, limit, after))

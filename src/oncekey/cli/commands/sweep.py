@@ -20,7 +20,7 @@ from oncekey.cli.command_input import duration, json_option, url_argument
 from oncekey.cli.output import Output, UsageProblem, counted, error_line, utc
 from oncekey.cli.password_redaction import redact_url
 from oncekey.cli.signals import StopRequest, stop_on_signal
-from oncekey.cli.store_access import has_records, open_store
+from oncekey.cli.store_access import has_records, has_records_in_time, open_store
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
@@ -92,7 +92,9 @@ def sweep(url: str, limit: int, once: bool, tier: str, every: int | None, as_jso
     if once and every is not None:
         raise click.UsageError("--once ends after one batch, --every never does; choose one")
     out = Output(as_json=as_json)
-    found = has_records(url)
+    found = has_records(url) if every is None else has_records_in_time(url, every / 1_000_000)
+    if found is None:  # a signal came while the store was away
+        return
     if not found and every is None and tier == TIERS[0]:
         _report(out, url, SweepResult())
         return

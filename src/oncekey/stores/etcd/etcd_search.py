@@ -184,13 +184,14 @@ class RecordLists:
                 break
             records = await self._records([id for _, id in entries], reading, end)
             found = [
-                _shortened(record)
-                for fence, id in entries
+                (_shortened(record), place)
+                for place, (fence, id) in enumerate(entries, 1)
                 if (record := records.get(id)) is not None
                 and record.fence == fence
                 and query.matches(record, reading.now)
             ]
-            walk.add(found, len(entries), Cursor(*entries[-1]))
+            places = [place for _, place in found]
+            walk.add([one for one, _ in found], places, len(entries), Cursor(*entries[-1]))
         return walk.page(reading.now)
 
     async def _search_ids(
@@ -213,8 +214,9 @@ class RecordLists:
             key=lambda record: (record.fence, record.id),
             reverse=True,
         )
-        found = [_shortened(one) for one in older if query.matches(one, reading.now)]
-        return page_of(found, None, reading.now, len(older), limit)
+        places = [n for n, one in enumerate(older, 1) if query.matches(one, reading.now)]
+        found = [_shortened(older[place - 1]) for place in places]
+        return page_of(found, places, None, reading.now, len(older), limit)
 
     async def _newest(
         self, after: Cursor, most: int, now: int, end: float

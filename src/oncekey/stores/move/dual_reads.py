@@ -69,8 +69,10 @@ def search(query: Query, limit: int, after: Cursor) -> Program[Page]:
         if id in found[side]:
             kept.append(found[side][id])
     kept.sort(key=_place, reverse=True)
-    looked_at = max(page.looked_at for page in pages)
-    return page_of(kept, last, min(page.now for page in pages), looked_at, limit)
+    # A store whose page goes further than this one has looked at more than is counted here.
+    looked_at = max(page.looked_at for page in pages if page.next == last)
+    places = [looked_at] * len(kept)
+    return page_of(kept, places, last, min(page.now for page in pages), looked_at, limit)
 
 
 def _place(record: Record) -> Cursor:

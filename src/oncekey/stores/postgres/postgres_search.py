@@ -21,6 +21,7 @@ from oncekey.stores.postgres.statements import Statement, Statements
 
 _ALL_STATES: Final = tuple(State)
 _LAST_ID: Final = 23  # the column of the last id that was looked at
+_PLACE: Final = 24  # ... and how many records were looked at up to this one
 
 
 def search(clock: int | None, query: Query, limit: int, after: Cursor) -> Statements[Page]:
@@ -49,7 +50,8 @@ def search(clock: int | None, query: Query, limit: int, after: Cursor) -> Statem
         )
         clock, looked_at, last_fence = rows[0][:3]
         found = [stored.record for row in rows if (stored := stored_row_of(row)) is not None]
-        walk.add(found, looked_at, Cursor(last_fence, rows[0][_LAST_ID]))
+        places = [row[_PLACE] for row in rows[: len(found)]]
+        walk.add(found, places, looked_at, Cursor(last_fence, rows[0][_LAST_ID]))
     assert clock is not None
     return walk.page(clock)
 

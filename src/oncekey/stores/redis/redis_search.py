@@ -46,7 +46,8 @@ def search(calls: RecordCalls, query: Query, limit: int, after: Cursor) -> Calls
         records = yield from _read(calls, "heads", ids, 0)
         found = [record for record in records if query.matches(record, now)]
         last = Cursor(read[-1].score, read[-1].member) if read else after
-        walk.add(found, len(ids), last)
+        places = {id: place for place, id in enumerate(ids, 1)}
+        walk.add(found, [places[record.id] for record in found], len(ids), last)
     page = walk.page(now)
     return page._replace(records=(yield from _with_bodies(calls, page.records)))
 

@@ -51,9 +51,10 @@ def search(now: int, query: Query, limit: int, after: Cursor) -> Statements[Page
         where = {"fence": walk.last.fence, "id": walk.last.id}
         how_many = {"looked_at": walk.most, "limit": walk.wanted}
         rows = yield Statement(statement, {**params, **where, **how_many})
-        looked_at, last_fence, last_id = rows[0][19:]
-        found = [record_of(row) for row in rows if row[0] is not None]
-        walk.add(found, looked_at, Cursor(last_fence, last_id))
+        looked_at, last_fence, last_id, _ = rows[0][19:]
+        rows = [row for row in rows if row[0] is not None]
+        found, places = [record_of(row) for row in rows], [row[-1] for row in rows]
+        walk.add(found, places, looked_at, Cursor(last_fence, last_id))
     return walk.page(now)
 
 

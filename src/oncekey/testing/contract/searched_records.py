@@ -93,6 +93,24 @@ class SearchedRecords:
         assert [record.id for record in last.records] == [older.id, rare.id]
         assert last.next is None
 
+    def test_s11_a_page_that_ends_at_its_limit_has_looked_at_the_records_up_to_there(
+        self, case: StoreCase
+    ) -> None:
+        """What is behind the end of a page is looked at by the next one."""
+        ids = []
+        for n in range(9):
+            ids.append(case.claimed(scope="even" if n % 2 == 0 else "odd").id)
+            case.wait(1)
+        first = page(case, Query(), 4)
+        assert [record.id for record in first.records] == ids[:4:-1]
+        assert first.looked_at == 4
+        second = page(case, Query(), 4, first.next)
+        last = page(case, Query(), 4, second.next)
+        assert (second.looked_at, last.looked_at, last.next) == (4, 1, None)
+        every_second = page(case, Query(scope="odd"), 2)
+        assert [record.id for record in every_second.records] == [ids[7], ids[5]]
+        assert every_second.looked_at == 4
+
     def test_s11_states_are_those_that_a_claim_would_find(self, case: StoreCase) -> None:
         dead = case.claimed()
         retryable = case.claimed(retry_safe=True)

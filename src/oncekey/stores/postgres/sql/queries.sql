@@ -450,13 +450,13 @@ SELECT version, name, compatible FROM {schema}.migrations ORDER BY version;
 SELECT to_regclass($1::text) IS NOT NULL, to_regnamespace($2::text) IS NOT NULL;
 
 -- The records among the next $4 ones by claim that match (Query.matches), at most $5, as a row each; the
--- last record that was looked at, and how many there were. Without a match there is one row, whose id is
+-- last record that was looked at, how many there were, and the record's own place among them. Without a match there is one row, whose id is
 -- null. Steps are left out, and bodies are cut. The index is of `fence + 0`.
 -- name: search
 WITH c AS MATERIALIZED (
     SELECT coalesce($1::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS n
 ), walked AS MATERIALIZED (
-    SELECT r.fence, r.id, r.slot, (
+    SELECT r.fence, r.id, r.slot, row_number() OVER (ORDER BY r.fence + 0 DESC, r.id DESC) AS place, (
             CASE WHEN c.n >= CASE WHEN r.state = 4 OR (r.state = 1 AND NOT r.retry_safe)
                     THEN r.keep_unknown ELSE r.keep END
                     + CASE WHEN r.finished_at <> 0 THEN r.finished_at ELSE r.lease_until END
@@ -481,14 +481,14 @@ WITH c AS MATERIALIZED (
         SELECT walked.fence, walked.id FROM walked ORDER BY walked.fence, walked.id LIMIT 1
     ) w ON true
 ), found AS MATERIALIZED (
-    SELECT w.id, w.slot FROM walked w WHERE w.matches
+    SELECT w.id, w.slot, w.place FROM walked w WHERE w.matches
     ORDER BY w.fence DESC, w.id DESC LIMIT $5::bigint + 1
 )
 SELECT c.n, l.looked_at, l.fence,
     uuid_send(t.id), t.state, t.fingerprint, uuid_send(t.owner), t.fence, t.attempt, t.retry_safe,
     t.created_at, t.lease_until, t.finished_at, t.keep, t.audit, t.scope, t.operation, t.key,
     ''::bytea, substring(t.body FROM 1 FOR $12::integer), t.note, t.keep_unknown, t.revision,
-    uuid_send(l.id)
+    uuid_send(l.id), f.place
 FROM c CROSS JOIN last l
 LEFT JOIN (found f JOIN {schema}.records t ON t.id = f.id AND t.slot = f.slot) ON true
 ORDER BY t.fence DESC, t.id DESC;

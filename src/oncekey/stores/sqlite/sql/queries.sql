@@ -155,20 +155,22 @@ SELECT +version FROM oncekey_migrations ORDER BY version;
 INSERT INTO oncekey_migrations (version, name, applied_at) VALUES (?, ?, ?);
 
 -- The records among the next ones by claim that match: Query.matches, word for word. Every row has the
--- last record that was looked at and how many there were; without a match there is one row, whose id is
--- null. Steps are left out, and bodies are cut. Where only unfinished records can match, the clause
+-- last record that was looked at, how many there were, and the record's own place among them; without a
+-- match there is one row, whose id is null. Steps are left out, and bodies are cut. Where only unfinished records can match, the clause
 -- below replaces WHERE /* all */, and SQLite walks through the index that has no others.
 -- name: search
 WITH walked AS MATERIALIZED (
-    SELECT n, fence, id FROM oncekey_records
-    WHERE /* all */ fence <= :fence AND (fence < :fence OR id < :id)
-    ORDER BY fence DESC, id DESC LIMIT :looked_at
+    SELECT n, fence, id, row_number() OVER (ORDER BY fence DESC, id DESC) AS place FROM (
+        SELECT n, fence, id FROM oncekey_records
+        WHERE /* all */ fence <= :fence AND (fence < :fence OR id < :id)
+        ORDER BY fence DESC, id DESC LIMIT :looked_at
+    )
 ), last AS (
     SELECT count(*) AS looked_at, min(fence) AS fence,
         (SELECT w.id FROM walked w ORDER BY w.fence, w.id LIMIT 1) AS id
     FROM walked
 ), found AS (
-    SELECT r.* FROM walked w CROSS JOIN oncekey_records r ON r.n = w.n
+    SELECT r.*, w.place FROM walked w CROSS JOIN oncekey_records r ON r.n = w.n
     WHERE (
         CASE WHEN :now >= CASE WHEN r.state = 4 OR (r.state = 1 AND r.retry_safe = 0)
                 THEN r.keep_unknown ELSE r.keep END
@@ -192,7 +194,7 @@ WITH walked AS MATERIALIZED (
 SELECT +f.id, +f.state, +f.fingerprint, +f.owner, +f.fence, +f.attempt, +f.retry_safe, +f.created_at,
        +f.lease_until, +f.finished_at, +f.keep, +f.audit, CAST(f.scope AS BLOB),
        CAST(f.operation AS BLOB), CAST(f."key" AS BLOB), x'', coalesce(substr(f.body, 1, :head), x''),
-       CAST(f.note AS BLOB), +f.keep_unknown, l.looked_at, l.fence, l.id
+       CAST(f.note AS BLOB), +f.keep_unknown, l.looked_at, l.fence, l.id, f.place
 FROM last l LEFT JOIN found f ON 1;
 
 -- name: search_unfinished
