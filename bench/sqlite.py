@@ -27,7 +27,7 @@ from exactly_once.stores.sqlite import SQLiteStore as PeerStore
 
 from bench.figures import Ratio, Report, Timing, in_turns, per_operation
 from oncekey import Once
-from oncekey.engine.runner_base import one_by_one
+from oncekey.engine.attempts.runner_base import one_by_one
 from oncekey.stores.sqlite.program import QUERIES
 
 THREADS = 64

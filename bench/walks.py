@@ -1,21 +1,26 @@
 """`python -m bench walks`: the files one operation goes through, and how often it changes file.
 
-A profile function follows six operations: a run, an ASGI request, a FastAPI request, a step and a
-message on the memory store, and a client's request. Each is followed when it is done for the second
-time, so that imports and caches are warm. The output is Markdown, for ARCHITECTURE.md. The module
-imports public names only, so it also runs on another version of the source.
+A profile function follows seven operations: a run, an ASGI request, a FastAPI request, a step and a
+message on the memory store, a client's request, and `oncekey resolve` on SQLite. Each is followed
+when it is done for the second time, so that imports and caches are warm. The output is Markdown,
+for ARCHITECTURE.md. The module imports public names only, so it also runs on another version of the
+source.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
 from itertools import takewhile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Final, NamedTuple
 
@@ -23,11 +28,13 @@ import httpx
 from fastapi import FastAPI, Request
 
 import oncekey
-from oncekey import AsyncOnce, Attempt, Once
+from oncekey import AsyncOnce, Attempt, Once, OperationFailed
+from oncekey.cli.main import main
 from oncekey.client import IdempotentTransport
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.fastapi import Idempotency
 from oncekey.queues import Consumer, MemoryBroker
+from oncekey.stores.sqlite import SQLiteStore
 
 PACKAGE: Final = str(Path(oncekey.__file__).parent) + os.sep
 # The lowest bits of the argument of the RESUME instruction: 0 at the beginning of a function, else
@@ -186,6 +193,28 @@ def message() -> list[Entry]:
         return record(handle)
 
 
+def resolved_key() -> list[Entry]:
+    """`oncekey resolve` of keys whose owner seems to be dead: by its clock it is an hour ago."""
+    entries: list[Entry] = []
+
+    def resolve(key: str) -> None:
+        reason = ["--by", "ana", "--why", "INC-7", "--yes"]
+        with redirect_stdout(io.StringIO()):
+            assert main(["resolve", url, "charge", key, "--failed", "declined", *reason]) == 0
+
+    def hold_second(_: Attempt) -> None:
+        with suppress(OperationFailed):
+            once.run("charge", "second", lambda _: entries.extend(record(resolve)))
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "keys.db"
+        url = f"sqlite:///{path}"
+        store = SQLiteStore(path, clock=lambda: time.time_ns() // 1_000 - 3_600_000_000)
+        with Once(store) as once, suppress(OperationFailed):
+            once.run("charge", "first", hold_second)
+    return entries
+
+
 # --- the output -----------------------------------------------------------------------------------
 
 
@@ -198,6 +227,7 @@ def show(words: Sequence[str] = ()) -> None:
         walk("a step", once_run_with_step(), without=run),
         walk("a client request", client_request()),
         walk("a message", message()),
+        walk("`oncekey resolve`", resolved_key()),
     ]
     print("| walk | files | calls | resumptions | hops |\n|---|---|---|---|---|")
     for name, files, calls, resumptions, hops in walks:

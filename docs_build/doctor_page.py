@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oncekey.doctor.diagnosis import COMMON_CHECKS
 from oncekey.stores import etcd, postgres, redis, sqlite
-from oncekey.stores.checkup import Check
+from oncekey.stores.inspection import Check
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "doctor.md"
 

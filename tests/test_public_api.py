@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
 from importlib.resources import files
-from types import ModuleType
 
 import pytest
 
@@ -42,12 +42,22 @@ def test_all_is_sorted_and_names_nothing_twice() -> None:
 
 
 def test_all_is_complete() -> None:
-    public = {
-        name
-        for name, value in vars(oncekey).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
+    """A name has one home: the one that checkers of types see is the one it is imported from."""
+    seen_by_checkers = {
+        name.name: f"{node.module}"
+        for node in ast.walk(ast.parse(inspect.getsource(oncekey)))
+        if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("oncekey.")
+        for name in node.names
     }
-    assert public == set(oncekey.__all__)
+    imported_from = {name: f"oncekey.{module}" for name, module in oncekey._MODULES.items()}
+    assert imported_from == seen_by_checkers
+    assert set(imported_from) == set(oncekey.__all__)
+    assert set(dir(oncekey)) >= set(oncekey.__all__)
+
+
+def test_a_name_that_is_not_public_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="'oncekey' has no attribute 'Twice'"):
+        _ = oncekey.Twice  # type: ignore[attr-defined]
 
 
 def test_what_the_design_promises_is_there() -> None:
@@ -107,7 +117,7 @@ def test_both_colours_have_the_same_names_and_options(blocking: str, later: str)
 def test_importing_oncekey_imports_no_driver_and_no_command_line() -> None:
     """A web worker that uses another store must not pay for these."""
     script = (
-        "import sys, oncekey\n"
+        "import sys\nfrom oncekey import *\n"
         "heavy = {'sqlite3', '_sqlite3', 'click', 'rich', 'pydantic', 'pytest', 'hypothesis'}\n"
         "ours = {'oncekey.stores', 'oncekey.cli', 'oncekey.testing'}\n"
         "print(*sorted((heavy | ours) & sys.modules.keys()), end='')\n"

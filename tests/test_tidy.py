@@ -138,12 +138,11 @@ def test_no_file_is_large() -> None:
 # The same name in two packages of one kind: the sync and the async form of a thing, or one module
 # per adapter. A command's module is named like the command.
 TWINS = (
-    {"engine/blocking", "engine/aio"},
     {"queues/blocking", "queues/aio"},
     {"queues/sqs", "queues/kafka", "queues/rabbitmq", "queues/redis_streams"},
     {"stores/memory", "stores/sqlite", "stores/postgres", "stores/redis", "stores/etcd"},
     {"stores/sqlite/caller_connections", "stores/postgres/caller_connections"},
-    {"http/fastapi", "http/flask", "http/django"},
+    {"http/asgi", "http/wsgi", "http/fastapi", "http/flask", "http/django"},
     {"client/httpx", "client/requests"},
 )
 COMMANDS = "cli/commands"
@@ -151,6 +150,10 @@ COMMANDS = "cli/commands"
 # Name -> why it occurs more than once all the same.
 REPEATED_NAMES = {
     "errors": "each layer's own errors, where its users look for them",
+    # The skeleton that all brokers share, and that stores and frameworks have in their own way.
+    "message": "what a broker's messages are made of; HTTP's own",
+    "program": "what a store, or a broker, does, as a generator",
+    "settings": "what the consumers of a broker are given; Django's own",
 }
 
 # Activities that are things too.

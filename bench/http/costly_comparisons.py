@@ -22,7 +22,7 @@ from tests.support.servers.http_servers import Uvicorn
 
 from oncekey import AsyncOnce
 from oncekey.http.asgi import IdempotencyMiddleware
-from oncekey.http.canonical_body import ESCAPES_MAX, VALUES_MAX
+from oncekey.http.body_comparison import ESCAPES_MAX, VALUES_MAX
 
 ROOT = Path(__file__).parents[2]
 BODIES = 150

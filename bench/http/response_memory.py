@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.servers.http_servers import Uvicorn
 
 from bench.figures import Ratio, Report, progress
-from oncekey.http.response_buffer import SPILL_BYTES
+from oncekey.http.message import SPILL_BYTES
 
 ROOT = Path(__file__).parents[2]
 IN_FLIGHT = 50

@@ -20,7 +20,7 @@ from tests.support.servers.postgres import Postgres
 
 from bench.figures import progress
 from oncekey import Once
-from oncekey.engine.sweeper_base import pause_after
+from oncekey.engine.background.sweeper import pause_after
 from oncekey.stores.sql_files import load_queries
 
 CHUNK = 1_000_000

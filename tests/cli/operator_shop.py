@@ -14,7 +14,7 @@ from oncekey.core.identity import Identities, Identity
 from oncekey.core.origin import Origin, label_of
 from oncekey.core.record import State
 from oncekey.core.store import Store
-from oncekey.engine.administration import HttpAnswer
+from oncekey.engine.keys.administration import HttpAnswer
 
 MINUTE_US = 60_000_000
 DAY_US = 24 * 60 * MINUTE_US

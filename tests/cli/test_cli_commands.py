@@ -15,8 +15,8 @@ import click
 import pytest
 
 from oncekey import Attempt, ConfigurationError, Once, Policy, __version__
-from oncekey.cli.app import cli
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.command_group import cli
+from oncekey.cli.output import ExitCode
 from oncekey.engine import store_urls
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SQLiteStore

@@ -17,7 +17,7 @@ from tests.cli.conftest import Command, Ran
 from tests.cli.queue_shop import environment_of, importable, imported, write_shop
 
 from oncekey import Once
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 
 BOTH = pytest.mark.parametrize("which", ["consumer", "async_consumer"])
 

@@ -19,7 +19,7 @@ from tests.cli.queue_shop import environment_of
 from tests.support.redis_stores import valkey
 
 from oncekey import Once
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.queues.redrive import ERROR_HEADER
 
 SHOP = """

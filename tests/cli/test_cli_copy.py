@@ -14,9 +14,9 @@ from tests.cli.conftest import Command
 from tests.support.etcd_stores import etcd
 
 from oncekey import ConfigurationError, Once, Policy, Terminal
-from oncekey.cli.copy_loop import CopyProgress, copy_all
-from oncekey.cli.exit_codes import ExitCode
-from oncekey.cli.redact import redact_url
+from oncekey.cli.commands.copy import CopyProgress, copy_all
+from oncekey.cli.output import ExitCode
+from oncekey.cli.password_redaction import redact_url
 from oncekey.core.identity import Identities
 from oncekey.core.search import Cursor
 from oncekey.stores.move import DualStore

@@ -15,8 +15,8 @@ from tests.cli.conftest import Command
 from tests.cli.operator_shop import FAILED, MINUTE_US, ROUTE, SUCCEEDED, Shop
 
 from oncekey import Once
-from oncekey.cli import confirmation
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli import command_input
+from oncekey.cli.output import ExitCode
 from oncekey.core.commands import Claimed, Done, Look, Lost, Renew, Resolve, Seen
 from oncekey.core.record import State
 
@@ -36,8 +36,8 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
             act()
             return True
 
-        monkeypatch.setattr(confirmation, "can_ask", lambda: True)
-        monkeypatch.setattr(confirmation, "ask", ask)
+        monkeypatch.setattr(command_input, "can_ask", lambda: True)
+        monkeypatch.setattr(command_input, "ask", ask)
 
     return during
 

@@ -20,7 +20,7 @@ import pytest
 from tests.support.postgres_stores import server
 from tests.support.servers.processes import children_of, is_running
 
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command, Ran

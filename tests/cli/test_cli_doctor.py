@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Command
 
 from oncekey import Once, Policy
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.stores.sqlite import durability, mounts
 from oncekey.stores.sqlite.mounts import FileSystem
 

@@ -11,7 +11,7 @@ from tests.cli.conftest import Command
 from tests.support.etcd_stores import etcd
 
 from oncekey import Once, Policy, Terminal
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.core.commands import Claimed, Finish
 from oncekey.core.identity import Identities
 from oncekey.core.record import State

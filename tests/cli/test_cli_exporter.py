@@ -17,7 +17,7 @@ from tests.support.postgres_stores import server
 from tests.support.servers import Postgres, require
 
 from oncekey import Once
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.metrics.event_counts import store_name
 from oncekey.stores.postgres import migrate
 

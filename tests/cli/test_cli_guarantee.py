@@ -10,8 +10,8 @@ from tests.cli.conftest import Command
 from tests.support.redis_stores import valkey
 
 from oncekey import Once
-from oncekey.cli import confirmation
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli import command_input
+from oncekey.cli.output import ExitCode
 from oncekey.stores.redis.keyspace import Keyspace
 from oncekey.stores.replica_sightings import Replica, pack_replica
 
@@ -69,8 +69,8 @@ def test_forget_asks_and_changes_nothing_without_a_yes(
     assert "give --yes" in here("guarantee", url, "--forget", NAME, *word).err
     assert "give --by and --why" in here("guarantee", url, "--forget", NAME, "--yes").err
     asked: list[str] = []
-    monkeypatch.setattr(confirmation, "can_ask", lambda: True)
-    monkeypatch.setattr(confirmation, "ask", asked.append)
+    monkeypatch.setattr(command_input, "can_ask", lambda: True)
+    monkeypatch.setattr(command_input, "ask", asked.append)
     ran = here("guarantee", url, "--forget", NAME, *word)
     assert (ran.code, asked) == (ExitCode.FAILED, [f"Forget {NAME}?"])
     assert "RUN a second time" in ran.out

@@ -13,8 +13,9 @@ from tests.cli.operator_shop import DAY_US, FAILED, MINUTE_US, ROUTE, Shop
 from tests.support.servers import Postgres, require
 
 from oncekey import HttpAnswer
-from oncekey.cli import key_watch, redact
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli import password_redaction
+from oncekey.cli.commands import list_keys
+from oncekey.cli.output import ExitCode
 from oncekey.core import search
 from oncekey.core.codec import pack_error
 from oncekey.core.commands import Unknown
@@ -168,7 +169,7 @@ def test_wrong_options_of_list_are_refused(
 
 
 def test_watch_goes_on_every_two_seconds_by_default() -> None:
-    assert key_watch.every_option(None, None, key_watch.EVERY_DEFAULT) == 2  # type: ignore[arg-type]
+    assert list_keys.every_option(None, None, list_keys.EVERY_DEFAULT) == 2  # type: ignore[arg-type]
 
 
 # --- show --------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ def test_every_command_takes_its_store_from_the_environment(
 def test_a_password_in_the_environment_is_not_repeated(
     here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redact, "_known", set())
+    monkeypatch.setattr(password_redaction, "_known", set())
     for url in ("postgresql://bob:hunter-two@127.0.0.1:1/shop", "postgresql://bob:hunter two@[x"):
         monkeypatch.setenv("ONCEKEY_STORE", url)
         for words in (("stats",), ("list",), ("show", "charge", "k")):
@@ -348,7 +349,9 @@ def test_a_password_in_the_environment_is_not_repeated(
             assert "hunter" not in ran.err
             assert "two" not in ran.err
     # A driver may repeat it anywhere.
-    assert "hunter" not in redact.redact_remembered("FATAL: user bob, hunter two is wrong")
+    assert "hunter" not in password_redaction.redact_remembered(
+        "FATAL: user bob, hunter two is wrong"
+    )
 
 
 def test_the_limits_of_a_page_are_those_of_the_library() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Command
 
 from oncekey import ConfigurationError, KeyStatus, Once, Policy, Terminal
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.core.commands import Look, Seen
 from oncekey.core.record import State
 from oncekey.dashboard.dashboard_keys import Decision, keys_of

@@ -12,7 +12,7 @@ from tests.cli.conftest import Command
 from tests.support.postgres_stores import server
 
 from oncekey import Once
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.queues.outbox import Outbox
 
 

@@ -9,16 +9,16 @@ import click
 import pytest
 from tests.docs.pages import PAGES, blocks, name_of
 
-from oncekey.cli.app import cli
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.command_group import LazyCommand, cli
+from oncekey.cli.output import ExitCode
 
 CONTEXT = click.Context(cli)
 
 
 def _command(name: str) -> click.Command:
     command = cli.get_command(CONTEXT, name)
-    assert command is not None, name
-    return command
+    assert isinstance(command, LazyCommand), name
+    return command.load()
 
 
 def _in_pages() -> Iterator[tuple[str, str]]:

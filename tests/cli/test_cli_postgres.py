@@ -16,7 +16,7 @@ from tests.support.postgres_stores import pooler, server
 from tests.support.servers.processes import wait_until
 
 from oncekey import Once, Policy
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.stores.postgres import PostgresStore, inspect
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema import upgrade_script

@@ -18,7 +18,7 @@ from tests.cli.command_runner import Start
 from tests.cli.conftest import Command
 from tests.cli.queue_shop import environment_of
 
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 
 EVERY = ("--every", "1s", "--json")
 

@@ -12,7 +12,7 @@ from tests.support.servers import require
 from tests.support.servers.redis_server import RedisServer
 
 from oncekey import Once, Policy
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.stores.redis import RedisStore
 
 HOUR_US = 3_600_000_000

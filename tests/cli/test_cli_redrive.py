@@ -16,7 +16,7 @@ from tests.cli.conftest import Command
 from tests.cli.queue_shop import environment_of, imported, write_shop
 from tests.support.servers.processes import wait_until
 
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.queues import Kind, Message
 from oncekey.queues.redrive import REDRIVE_HEADER
 

@@ -14,8 +14,8 @@ from tests.cli.conftest import Command
 from tests.support.postgres_stores import server
 from tests.support.servers import Postgres, require
 
-from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.main import main
+from oncekey.cli.output import ExitCode
 from oncekey.cli.signals import StopRequest
 from oncekey.stores.postgres import migrate
 

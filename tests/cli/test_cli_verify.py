@@ -14,7 +14,7 @@ from tests.cli.conftest import Command
 from tests.verify.json_server import Received, Reply, serving
 
 from oncekey.cli import verify_run
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.verify import effect_counters, probes
 from oncekey.verify.probe import Probe, ProbeRun
 from oncekey.verify.verdict import (

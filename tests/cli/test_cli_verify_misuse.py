@@ -16,7 +16,7 @@ import pytest
 from tests.cli.conftest import Command
 from tests.verify.json_server import Received, Reply, serving
 
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 from oncekey.verify import probes
 from oncekey.verify.probe import ProbeRun
 from oncekey.verify.verdict import Guarantee, Verdict, holds

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from oncekey import AsyncOnce, Result
-from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.main import main
+from oncekey.cli.output import ExitCode
 from oncekey.demo import environment as environment_module
 from oncekey.demo.provider.ledger import Counts, ProviderLedger, Wanted
 from oncekey.demo.scenario_result import CallerResult, ResponseKind, ScenarioResult

@@ -20,7 +20,7 @@ from oncekey.client import (
     Journal,
     NotSent,
 )
-from oncekey.engine.context import current_attempt, current_step
+from oncekey.engine.attempts.attempt_base import current_attempt, current_step
 
 
 class Shop:

@@ -16,9 +16,9 @@ from oncekey.core.events import Event, EventKind
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.core.recovery import Recovery, UnknownKey
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.duplicates import FOLLOWER_POLL_US, Duplicates, Waiter
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.batches.duplicates import FOLLOWER_POLL_US, Duplicates, Waiter
+from oncekey.engine.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.stores.sqlite import AsyncSQLiteStore
 from oncekey.testing.contract.store_case import LEASE, claim, token

@@ -16,7 +16,7 @@ import pytest
 from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.sync_facade import yield_until
 

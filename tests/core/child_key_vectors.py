@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from oncekey.core.canonical_bytes import canonical
 from oncekey.core.derived_keys import key_for
+from oncekey.core.fingerprint import canonical
 from oncekey.core.identity import child_key, child_uuid
 
 FILE = Path(__file__).parents[2] / "docs" / "reference" / "child-key-vectors.json"

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.canonical_bytes import canonical
 from oncekey.core.errors import InvalidKey
+from oncekey.core.fingerprint import canonical
 
 
 class Colour(enum.Enum):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.json_encoder import Encode, make_encode
+from oncekey.core.codec import Encode, make_encode
 
 _values = st.recursive(
     st.none()

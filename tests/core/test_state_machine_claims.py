@@ -21,8 +21,7 @@ from tests.core.sample_records import (
 
 from oncekey.core.commands import Busy, Claimed, Lost, Mismatched, Replay, Unknown
 from oncekey.core.fingerprint import VERSION, fingerprint
-from oncekey.core.notes import NOTE_KEPT_CHARS
-from oncekey.core.record import Record, State, Step
+from oncekey.core.record import NOTE_KEPT_CHARS, Record, State, Step
 from oncekey.core.state_machine import (
     CLAIM_RULES,
     decide,

@@ -18,7 +18,7 @@ from oncekey.cli.main import main
 from oncekey.core.search import Measures
 from oncekey.dashboard import Dashboard
 from oncekey.dashboard.display import size
-from oncekey.engine.administration import run_plan, run_plan_async
+from oncekey.engine.keys.administration import run_plan, run_plan_async
 from oncekey.metrics.store_gauges import PREFIX, StoreWatch, gauges_of
 
 Said = Callable[[], str]  # what a command has printed since the last look

@@ -102,6 +102,9 @@ class RedisPlace(Place):
         key = Keyspace("oncekey").replicas.decode()
         self.server.execute("HSET", key, f"replica {REPLICA}", value.decode())
 
+    def look_again(self) -> None:
+        self.store._settings.watch.expire()
+
 
 @contextmanager
 def opened(

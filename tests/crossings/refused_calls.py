@@ -12,8 +12,8 @@ from tests.crossings.shop import Answer
 from tests.crossings.surfaces import answered
 from tests.crossings.worlds import World, open_ring, world_of
 
-from oncekey.cli.exit_codes import ExitCode
 from oncekey.cli.main import main
+from oncekey.cli.output import ExitCode
 
 
 class Said(NamedTuple):

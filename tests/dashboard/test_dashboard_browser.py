@@ -14,8 +14,8 @@ from tests.demo.browser import chromium, program
 from tests.support.servers import require
 
 from oncekey.core.codec import JSON
-from oncekey.engine import administration
-from oncekey.engine.administration import run_plan
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.administration import run_plan
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

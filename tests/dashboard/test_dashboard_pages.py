@@ -22,9 +22,9 @@ from oncekey.core.codec import JSON
 from oncekey.core.record import State
 from oncekey.core.step_format import intent_facts, pack_step
 from oncekey.dashboard import Dashboard, search_page
-from oncekey.engine import administration
-from oncekey.engine.administration import run_plan
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.administration import run_plan
+from oncekey.engine.keys.key_status import KeyStatus
 from oncekey.engine.store_urls import blocking_store
 
 WHO = {"by": "ada", "why": "found it at the provider"}

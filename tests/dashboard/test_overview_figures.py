@@ -11,8 +11,8 @@ from tests.dashboard.served_dashboard import TOKEN, served
 
 from oncekey.core.search import PAGE_LIMIT_MAX
 from oncekey.dashboard import Dashboard
-from oncekey.engine import administration
-from oncekey.engine.administration import run_plan
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.administration import run_plan
 from oncekey.engine.store_urls import blocking_store
 
 

@@ -17,8 +17,8 @@ from oncekey.dashboard import charts, display
 from oncekey.dashboard.live_rates import LiveRates, RateCurve
 from oncekey.dashboard.overview_page import stuck_keys
 from oncekey.dashboard.timeline import Row, timeline_of
-from oncekey.engine.key_list import summary_of
-from oncekey.engine.key_status import KeyStatus, status_of, time_of
+from oncekey.engine.keys.key_list import summary_of
+from oncekey.engine.keys.key_status import KeyStatus, status_of, time_of
 
 START = datetime(2026, 3, 1, 3, 0, tzinfo=UTC)
 

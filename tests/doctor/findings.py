@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oncekey.stores.checkup import Finding, Severity
+from oncekey.stores.inspection import Finding, Severity
 
 
 def problems(findings: Iterable[Finding]) -> dict[str, str]:

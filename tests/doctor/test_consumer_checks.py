@@ -20,7 +20,7 @@ from oncekey.queues import (
     MemoryBroker,
     Message,
 )
-from oncekey.stores.checkup import Finding
+from oncekey.stores.inspection import Finding
 
 DAY_S = 86_400.0
 

@@ -10,7 +10,7 @@ from docs_build import doctor_page
 
 from oncekey.doctor import diagnose
 from oncekey.engine import store_urls
-from oncekey.stores.checkup import Check, Severity
+from oncekey.stores.inspection import Check, Severity
 
 CHECKS = doctor_page.all_checks()
 

@@ -24,7 +24,7 @@ from oncekey.http.flask import Idempotency as FlaskIdempotency
 from oncekey.http.flask import idempotent
 from oncekey.http.rules import Rule
 from oncekey.stores import sqlite
-from oncekey.stores.checkup import Finding, Severity
+from oncekey.stores.inspection import Finding, Severity
 
 DAY = 86_400_000_000
 GOOD = Guarantee(Level.TRANSACTIONAL, "on disk")

@@ -7,7 +7,7 @@ from tests.doctor.findings import by_check, problems
 
 from oncekey.core.guarantees import Guarantee, Level
 from oncekey.doctor.observed_checks import RUNS_MIN, guarantee, observed, percentile_99
-from oncekey.stores.checkup import ObservedRun, Severity
+from oncekey.stores.inspection import ObservedRun, Severity
 
 SECOND = 1_000_000
 HOUR = 3_600 * SECOND

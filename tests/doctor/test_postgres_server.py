@@ -17,7 +17,7 @@ from tests.support.servers import PgBouncer, Postgres, require
 
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.guarantees import Level
-from oncekey.stores.checkup import Finding, Severity
+from oncekey.stores.inspection import Finding, Severity
 from oncekey.stores.postgres import (
     checkup,
     checkup_session,

@@ -12,7 +12,7 @@ from tests.doctor.findings import by_check, problems
 from tests.support.postgres_stores import server
 
 from oncekey import Once
-from oncekey.stores.checkup import OVERDUE_MAX, RUNS_MAX, SWEEP_LATE_US, Severity
+from oncekey.stores.inspection import OVERDUE_MAX, RUNS_MAX, SWEEP_LATE_US, Severity
 from oncekey.stores.postgres import CHECKS, PostgresStore, checkup, is_same_store
 from oncekey.stores.postgres.options import NO_SCANS, split_url
 from oncekey.stores.postgres.queries import Layout, make_migrations, substitute

@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.doctor import proxy_checks
 from oncekey.doctor.proxy_checks import PROXY_CHECKS, proxy_findings, proxy_retries
-from oncekey.stores.checkup import Severity
+from oncekey.stores.inspection import Severity
 
 UNSAFE = {
     "nginx": ("location / {\n  proxy_next_upstream error timeout non_idempotent;\n}", [2]),

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tests.doctor.findings import problems
 
-from oncekey.stores.checkup import Finding, Severity
-from oncekey.stores.redis import server_checks, topology_checks
+from oncekey.stores.inspection import Finding, Severity
+from oncekey.stores.redis import server_checks
+from oncekey.stores.redis.checkup_session import ServerReading
 from oncekey.stores.redis.durability import CLUSTER, SENTINEL, parse_server
-from oncekey.stores.redis.server_checks import Node, server_findings
+from oncekey.stores.redis.server_checks import server_findings
 
 GOOD_INFO = {
     "redis_version": "8.2.3",
@@ -36,9 +37,9 @@ GOOD_CONFIG = {
 }
 
 
-def node(config: dict[str, str] | None = GOOD_CONFIG, mode: str = "", **info: Any) -> Node:
+def node(config: dict[str, str] | None = GOOD_CONFIG, mode: str = "", **info: Any) -> ServerReading:
     fields = {**GOOD_INFO, **info}
-    return Node("10.0.0.1:6379", parse_server(fields, config, mode=mode), fields, config)
+    return ServerReading("10.0.0.1:6379", parse_server(fields, config, mode=mode), fields, config)
 
 
 def test_a_good_server_has_no_problems() -> None:
@@ -145,18 +146,18 @@ def test_a_slow_reply_is_no_clock_skew(theirs: int, severity: str) -> None:
         ([node(mode=CLUSTER), node(mode=CLUSTER, connected_slaves="1")], "auto", "broken"),
     ],
 )
-def test_whatever_can_be_promoted_is_named(nodes: list[Node], failover: str, severity: str) -> None:
-    assert topology_checks.failovers(nodes, failover).severity == severity
+def test_whatever_can_be_promoted_is_named(
+    nodes: list[ServerReading], failover: str, severity: str
+) -> None:
+    assert server_checks.failovers(nodes, failover).severity == severity
 
 
 def sentinel(count: int, flags: str = "master", quorum: int = 2) -> Finding:
-    return topology_checks.sentinels(count, flags, quorum)
+    return server_checks.sentinels(count, flags, quorum)
 
 
 def tls(is_encrypted: bool, is_verified: bool, is_local: bool) -> Finding:
-    return topology_checks.tls(
-        is_encrypted=is_encrypted, is_verified=is_verified, is_local=is_local
-    )
+    return server_checks.tls(is_encrypted=is_encrypted, is_verified=is_verified, is_local=is_local)
 
 
 @pytest.mark.parametrize(
@@ -171,19 +172,19 @@ def tls(is_encrypted: bool, is_verified: bool, is_local: bool) -> Finding:
         (lambda: tls(False, False, False), "warning"),
         (lambda: tls(False, False, True), "ok"),
         (
-            lambda: topology_checks.cluster_state(
+            lambda: server_checks.cluster_state(
                 {"cluster_state": "ok", "cluster_slots_ok": "16384"}
             ),
             "ok",
         ),
         (
-            lambda: topology_checks.cluster_state(
+            lambda: server_checks.cluster_state(
                 {"cluster_state": "ok", "cluster_slots_ok": "10923"}
             ),
             "broken",
         ),
-        (lambda: topology_checks.cluster_state({"cluster_state": "fail"}), "broken"),
-        (topology_checks.cluster_by_address, "broken"),
+        (lambda: server_checks.cluster_state({"cluster_state": "fail"}), "broken"),
+        (server_checks.cluster_by_address, "broken"),
     ],
 )
 def test_sentinels_clusters_and_connections_are_judged(

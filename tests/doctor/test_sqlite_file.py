@@ -16,7 +16,7 @@ from tests.doctor.findings import by_check, problems
 
 from oncekey import ConfigurationError, Once, Policy
 from oncekey.stores import sqlite
-from oncekey.stores.checkup import Severity
+from oncekey.stores.inspection import Severity
 from oncekey.stores.sqlite import SQLiteStore, durability, file_checks, mounts
 from oncekey.stores.sqlite.mounts import FileSystem, file_system_of
 from oncekey.stores.sqlite.schema import MIGRATIONS

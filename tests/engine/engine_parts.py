@@ -8,7 +8,7 @@ from typing import Any
 from oncekey.core.commands import Claim
 from oncekey.core.effects import Grant
 from oncekey.core.guarantees import Guarantee, Level
-from oncekey.engine.attempt_base import AttemptBase
+from oncekey.engine.attempts.attempt_base import AttemptBase
 from oncekey.engine.once_base import EngineParts, make_parts
 from oncekey.testing.fake_clock import FakeClock
 

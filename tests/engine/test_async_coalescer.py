@@ -14,7 +14,7 @@ from tests.support.coalescer_replies import async_reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.aio.coalescer import AsyncCoalescer
+from oncekey.engine.batches.async_coalescer import AsyncCoalescer
 
 PATIENCE = 60.0
 

@@ -15,10 +15,9 @@ from tests.engine.engine_parts import attempt_with, grant_of
 
 from oncekey.core.commands import Command, Done, Renew, Reply
 from oncekey.core.effects import CommandResult
-from oncekey.engine.aio.heartbeat import AsyncHeartbeat
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.attempt_base import AttemptBase
-from oncekey.engine.blocking.heartbeat import Heartbeat
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.attempt_base import AttemptBase
+from oncekey.engine.background.heartbeat import AsyncHeartbeat, Heartbeat
 from oncekey.engine.clock import Clock, SystemClock, Timer
 from oncekey.stores.memory import AsyncMemoryStore
 from oncekey.testing.sync_facade import yield_until

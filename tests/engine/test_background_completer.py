@@ -14,8 +14,8 @@ from oncekey.core.commands import Claim, Claimed, SaveStep
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.identity import Identities
 from oncekey.core.step_format import ARGUMENTS, pack_step
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.contract.engine_case import wait_until_true
 from oncekey.testing.fake_clock import FakeClock

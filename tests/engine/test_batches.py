@@ -16,11 +16,11 @@ from oncekey.core.commands import Claim, Command, Done, Finish, Look, Release, R
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
-from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.batch import BATCH_BYTES_MAX, BATCH_MAX, CLAIMS_PART, Sent
-from oncekey.engine.blocking.coalescer import Coalescer
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.batches.async_coalescer import AsyncCoalescer
+from oncekey.engine.batches.batch import BATCH_BYTES_MAX, BATCH_MAX, CLAIMS_PART, Sent
+from oncekey.engine.batches.coalescer import Coalescer
+from oncekey.engine.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.contract.engine_case import TIMEOUT_SECONDS, wait_until_true
 from oncekey.testing.fake_clock import FakeClock

@@ -13,11 +13,11 @@ from tests.support.coalescer_replies import async_reply_of, reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.batch import SHARE_MIN, batch_size
-from oncekey.engine.blocking.coalescer import Coalescer
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.batches.async_coalescer import AsyncCoalescer
+from oncekey.engine.batches.batch import SHARE_MIN, batch_size
+from oncekey.engine.batches.coalescer import Coalescer
+from oncekey.engine.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.contract.engine_case import wait_until_true
 from oncekey.testing.sync_facade import yield_until

@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from oncekey import StepResult
-from oncekey.engine import body_codecs
-from oncekey.engine.body_codecs import body_codec
+from oncekey.engine import body_check
+from oncekey.engine.body_check import body_codec
 
 FIVE = Decimal("5.00")
 
@@ -41,7 +41,7 @@ class ApiObject(dict[str, Any]):
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_codecs, "_known", {})
+    monkeypatch.setattr(body_check, "_known", {})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_own_kinds_of_numbers_and_dicts_come_back_as_their_type(annotation: Any)
 
 
 def test_codecs_that_were_found_are_kept_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_codecs, "_KNOWN_MAX", 3)
+    monkeypatch.setattr(body_check, "_KNOWN_MAX", 3)
 
     def made() -> Any:
         def body(attempt: object) -> Decimal:
@@ -94,7 +94,7 @@ def test_codecs_that_were_found_are_kept_up_to_a_number(monkeypatch: pytest.Monk
         body = made()
         body.__annotations__["return"] = kind
         assert body_codec(body, "the body of", "a") is not None
-        assert len(body_codecs._known) <= 3
+        assert len(body_check._known) <= 3
 
 
 def test_annotation_that_cannot_be_hashed_is_looked_at_each_time() -> None:
@@ -104,7 +104,7 @@ def test_annotation_that_cannot_be_hashed_is_looked_at_each_time() -> None:
     codec = body_codec(body, "the body of", "charge")
     assert codec is not None
     assert codec.load(codec.dump(FIVE)) == FIVE
-    assert body_codecs._known == {}
+    assert body_check._known == {}
 
 
 def test_generator_function_is_left_to_the_check_of_bodies() -> None:

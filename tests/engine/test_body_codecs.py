@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from oncekey import AsyncOnce, ConfigurationError, NotReplayable, Once, StepResult
-from oncekey.engine.body_codecs import body_codec
+from oncekey.engine.body_check import body_codec
 
 FIVE = Decimal("5.00")
 

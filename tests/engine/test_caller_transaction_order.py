@@ -16,8 +16,8 @@ from oncekey.core.codec import JSON, pack_value
 from oncekey.core.commands import Claim, Command, Done, Finish, Lost, Reply
 from oncekey.core.errors import LeaseLost, Terminal
 from oncekey.core.record import State
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 
 WINNER = b"winner".ljust(16)

@@ -14,8 +14,8 @@ from tests.support.coalescer_replies import reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.batch import BATCH_MAX
-from oncekey.engine.blocking.coalescer import Coalescer
+from oncekey.engine.batches.batch import BATCH_MAX
+from oncekey.engine.batches.coalescer import Coalescer
 
 PATIENCE = 60.0
 

@@ -17,7 +17,7 @@ import pytest
 from tests.engine.current_context import NOTHING, Seen, current
 
 from oncekey import Once, Terminal, current_attempt, current_step
-from oncekey.engine.attempt_steps import RunningStep
+from oncekey.engine.attempts.attempt_steps import RunningStep
 
 
 @pytest.fixture

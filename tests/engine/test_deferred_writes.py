@@ -13,15 +13,15 @@ from oncekey.core.commands import Claim, Command, Done, Finish, Lost, Release, R
 from oncekey.core.effects import CommandResult
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
-from oncekey.engine.aio.deferred_writer import AsyncDeferredWriter
-from oncekey.engine.batch import BATCH_BYTES_MAX, size_of
-from oncekey.engine.blocking.coalescer import Coalescer
-from oncekey.engine.deferred_writes import (
+from oncekey.engine.batches.batch import BATCH_BYTES_MAX, size_of
+from oncekey.engine.batches.coalescer import Coalescer
+from oncekey.engine.batches.deferred_writes import (
     DEFERRED_BYTES_MAX,
     DEFERRED_FOR_US,
     DEFERRED_MAX,
     RELEASE_AGAIN_US,
     SEND_EVERY_US,
+    AsyncDeferredWriter,
     DeferredWrites,
 )
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore

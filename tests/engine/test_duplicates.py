@@ -13,9 +13,9 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.core.state_machine import decide
-from oncekey.engine.duplicates import Duplicates, Waiter
-from oncekey.engine.progress import Progress
-from oncekey.engine.shared_claims_base import outcome_of
+from oncekey.engine.attempts.runner_base import Progress
+from oncekey.engine.batches.duplicates import Duplicates, Waiter
+from oncekey.engine.batches.shared_claims import outcome_of
 
 ID = b"i" * 16
 OUTCOME = Replay(State.SUCCEEDED, b"body", 1, 7, 100)

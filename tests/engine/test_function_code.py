@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.engine.function_code import commits_after, mentions_commit
+from oncekey.engine.body_check import commits_after, mentions_commit
 
 session: Any = None
 

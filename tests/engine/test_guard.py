@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from oncekey.core.errors import ConfigurationError, InvalidKey
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.attempt import Attempt
 from oncekey.engine.guard import Guarded, guarded
+from oncekey.engine.once import Once
 
 
 def plain(order: str, cents: int = 5) -> str:

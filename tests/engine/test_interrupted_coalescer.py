@@ -18,9 +18,9 @@ from tests.support.coalescer_replies import reply_of
 
 from oncekey.core.commands import Command, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine import batch
-from oncekey.engine.blocking import coalescer as module
-from oncekey.engine.blocking.coalescer import Apply, Coalescer, _Ticket
+from oncekey.engine.batches import batch
+from oncekey.engine.batches import coalescer as module
+from oncekey.engine.batches.coalescer import Apply, Coalescer, _Ticket
 from oncekey.testing.contract.engine_case import wait_until_true
 
 TIMEOUT_SECONDS = 60.0

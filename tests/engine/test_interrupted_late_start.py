@@ -11,8 +11,8 @@ from tests.engine.interrupter import Stop
 
 from oncekey import AsyncOnce, Once
 from oncekey.core.commands import Command, Lost, Renew, Reply
-from oncekey.engine.aio import attempt_driver as aio_driver
-from oncekey.engine.blocking import runner as blocking_runner
+from oncekey.engine.attempts import attempt_driver as aio_driver
+from oncekey.engine.attempts import runner as blocking_runner
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 
 

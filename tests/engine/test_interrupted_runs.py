@@ -15,8 +15,8 @@ import pytest
 from tests.engine.interrupter import Interrupter, Stop, TimeLimit
 
 from oncekey import NotReplayable, Once, OutcomeUnknown, current_attempt
-from oncekey.engine.blocking.runner import Runner
-from oncekey.engine.context import enter
+from oncekey.engine.attempts.attempt_base import enter
+from oncekey.engine.attempts.runner import Runner
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing import FakeClock
 from oncekey.testing.contract.engine_case import wait_until_true

@@ -16,9 +16,9 @@ import pytest
 from tests.engine.interrupter import Interrupter, Stop, TimeLimit
 
 from oncekey import AsyncOnce, NotReplayable, current_attempt
-from oncekey.engine.aio import attempt_driver as aio_driver
-from oncekey.engine.aio.attempt import AsyncAttempt, finish_early
-from oncekey.engine.aio.runner import AsyncRunner
+from oncekey.engine.attempts import attempt_driver as aio_driver
+from oncekey.engine.attempts.async_attempt import AsyncAttempt, finish_early
+from oncekey.engine.attempts.async_runner import AsyncRunner
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing import FakeClock
 from oncekey.testing.sync_facade import yield_until

@@ -21,7 +21,7 @@ from oncekey.core.commands import Seen
 from oncekey.core.record import State, Step
 from oncekey.core.step_format import ARGUMENTS, StepStatus, intent_facts, pack_step
 from oncekey.core.typed_codecs import DataclassCodec
-from oncekey.engine.key_status import KeyStatus, status_of
+from oncekey.engine.keys.key_status import KeyStatus, status_of
 
 NOW = 1_700_000_000_123_456
 THEN = datetime(2023, 11, 14, 22, 13, 20, 123_456, tzinfo=UTC)

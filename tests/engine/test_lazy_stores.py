@@ -16,8 +16,8 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
 from oncekey.core.store import AsyncCallerTransaction, CallerTransaction, Unfinished
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.sync_facade import LoopThread, SyncOnce
 

@@ -18,10 +18,9 @@ from oncekey.core.events import Event, EventKind
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.core.recovery import Recovery
-from oncekey.engine.attempt_outcomes import pack
+from oncekey.engine.attempts.attempt_outcomes import CACHE_AGE_MAX_US, pack
 from oncekey.engine.jobs import Job
 from oncekey.engine.once_base import EngineParts
-from oncekey.engine.replay_cache import CACHE_AGE_MAX_US
 from oncekey.engine.results import Result, conclude
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.fake_clock import FakeClock

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.engine.replay_cache import ENTRY_OVERHEAD, Entry, ReplayCache
+from oncekey.engine.attempts.attempt_outcomes import ENTRY_OVERHEAD, Entry, ReplayCache
 
 FOREVER = 10**15
 

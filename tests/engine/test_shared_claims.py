@@ -13,9 +13,9 @@ from oncekey.core.commands import Claim, Command, Finish, Renew
 from oncekey.core.errors import InFlight, Mismatch
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.duplicates import Duplicates
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.batches.duplicates import Duplicates
+from oncekey.engine.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.contract.engine_case import (
     TIMEOUT_SECONDS,

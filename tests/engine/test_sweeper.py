@@ -14,8 +14,8 @@ from oncekey.core.commands import Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Unfinished
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.contract.engine_case import wait_until_true
 from oncekey.testing.fake_clock import FakeClock

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.stores.memory import AsyncMemoryStore
 from oncekey.testing.fake_clock import FakeClock
 

@@ -44,7 +44,7 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.events import EventKind
 from oncekey.core.record import State, Step
 from oncekey.core.state_machine import decide
-from oncekey.engine.attempt_outcomes import pack
+from oncekey.engine.attempts.attempt_outcomes import pack
 from oncekey.engine.clock import SystemClock
 from oncekey.engine.jobs import Job
 from oncekey.engine.results import conclude

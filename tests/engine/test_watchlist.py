@@ -8,8 +8,8 @@ from tests.core.sample_records import record
 from oncekey.core.record import Record, State, Step
 from oncekey.core.step_format import ARGUMENTS
 from oncekey.core.store import Unfinished
-from oncekey.engine import watchlist as module
-from oncekey.engine.watchlist import LIST_ALL_US, MARGIN_US, PAGE, Watchlist
+from oncekey.engine.background import watchlist as module
+from oncekey.engine.background.watchlist import LIST_ALL_US, MARGIN_US, PAGE, Watchlist
 
 HERE = {"charge"}
 NOW = 10**12

@@ -16,7 +16,7 @@ from tests.support.servers.processes import wait_until
 
 from oncekey.core.errors import InFlight, OncekeyError, OutcomeUnknown, StoreUnavailable
 from oncekey.core.policy import Policy
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 
 OPERATION = "charge"
 ENGINES = 2

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 
 ROOT = Path(__file__).parents[2]
 WORKER = "tests.fault.killed_store_worker"

@@ -14,8 +14,8 @@ from tests.support.coalescer_replies import async_reply_of, reply_of
 
 from oncekey.core.commands import Command, Done, Look, Reply, Seen
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.blocking.coalescer import Coalescer
+from oncekey.engine.batches.async_coalescer import AsyncCoalescer
+from oncekey.engine.batches.coalescer import Coalescer
 from oncekey.stores.memory import AsyncMemoryStore, MemoryStore
 from oncekey.testing.contract.engine_case import TIMEOUT_SECONDS, Interrupted, wait_until_true
 from oncekey.testing.faulty_store import AsyncFaultyStore, Fault, FaultyStore

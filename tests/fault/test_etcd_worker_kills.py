@@ -23,7 +23,7 @@ from tests.support.etcd_stores import etcd
 from tests.support.servers.processes import wait_until
 
 from oncekey.core.policy import Policy
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 
 LEASE = "3s"
 LEASE_SECONDS = 3.0

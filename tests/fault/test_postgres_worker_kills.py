@@ -21,7 +21,7 @@ from tests.fault.kill_points import (
 from tests.support.postgres_stores import server
 
 from oncekey.core.policy import Policy
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.store_rules import wall_clock
 

@@ -19,7 +19,7 @@ from oncekey.core.commands import Claim, Claimed, Reply
 from oncekey.core.errors import InFlight, StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.store import Store
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.engine.store_urls import blocking_store
 
 JUMP_SECONDS = 600

@@ -22,7 +22,7 @@ from tests.support.servers import RedisServer, require
 from tests.support.servers.redis_server import DURABLE
 
 from oncekey.core.policy import Policy
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 
 LEASE_SECONDS = 3600
 MARGIN_SECONDS = 1

@@ -23,7 +23,7 @@ import pytest
 from oncekey.core.errors import InFlight, OperationFailed, OutcomeUnknown
 from oncekey.core.policy import Policy
 from oncekey.core.recovery import Recovery
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.stores.sqlite import SQLiteStore
 from oncekey.stores.store_rules import wall_clock
 

@@ -17,8 +17,8 @@ from tests.http.asgi_requests import guard, send_request
 from oncekey import AsyncOnce, current_attempt
 from oncekey.core.commands import Finish
 from oncekey.core.errors import StoreUnavailable
-from oncekey.http.outcomes import IncompleteResponse
 from oncekey.http.rules import Rule
+from oncekey.http.stored_responses import IncompleteResponse
 from oncekey.stores.memory import AsyncMemoryStore
 
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from tests.http.asgi_requests import CountingApp, SentMessages, guard, send_request
 
 from oncekey import AsyncOnce, ConfigurationError
-from oncekey.http.asgi_messages import UNREAD_MAX_BYTES
+from oncekey.http.asgi.messages import UNREAD_MAX_BYTES
 from oncekey.http.fastapi import Idempotency
 from oncekey.http.rules import Rule
 

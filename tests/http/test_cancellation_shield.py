@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 
-from oncekey.http.django import cancellation_shield
-from oncekey.http.django.cancellation_shield import shielded
+from oncekey.http.django import view_call
+from oncekey.http.django.view_call import shielded
 
 
 class WaitingCall:
@@ -74,7 +74,7 @@ def test_async_code_after_a_guarded_run_is_cancelled_with_the_request() -> None:
 def test_an_unknown_asgiref_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cancellation_shield, "_is_reported", False)
+    monkeypatch.setattr(view_call, "_is_reported", False)
 
     def guarded() -> None:
         with shielded():

@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from tests.http.asgi_requests import CountingApp, send_request
 
 from oncekey import AsyncOnce
-from oncekey.http import comparison_queue, exchange
-from oncekey.http.asgi import IdempotencyMiddleware
-from oncekey.http.comparison_queue import ComparisonQueue, TooManyWaiting
+from oncekey.http import exchange
+from oncekey.http.asgi import IdempotencyMiddleware, comparison_queue
+from oncekey.http.asgi.comparison_queue import ComparisonQueue, TooManyWaiting
 from oncekey.http.fastapi import install
 from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.testing.sync_facade import yield_until

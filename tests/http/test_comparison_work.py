@@ -10,17 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oncekey.http import canonical_body
-from oncekey.http.canonical_body import (
-    ESCAPES_MAX,
-    FORM_FIELDS_MAX,
-    VALUES_MAX,
-    TooLarge,
-    canonical_bytes,
-)
+from oncekey.http import body_comparison
+from oncekey.http.body_comparison import ESCAPES_MAX, FORM_FIELDS_MAX, VALUES_MAX, comparable_bytes
 from oncekey.http.canonical_json import PAUSE_SECONDS, SLICE_VALUES
-from oncekey.http.message import Request, headers_by_name
-from oncekey.http.request_body import Body
+from oncekey.http.message import Body, Request, TooLarge, headers_by_name
 from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.http.rules import Rule
 
@@ -39,8 +32,8 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return call
 
-    for name in ("_strict", "_form_pairs"):
-        monkeypatch.setattr(canonical_body, name, recorded(getattr(canonical_body, name)))
+    for name in ("parse_strict", "_form_pairs"):
+        monkeypatch.setattr(body_comparison, name, recorded(getattr(body_comparison, name)))
     return lengths
 
 
@@ -70,7 +63,7 @@ REFUSED = {
 def test_body_within_the_limits_is_compared_by_its_content(name: str) -> None:
     media, body, form = ALLOWED[name]
     for ignore in ((), ("other",)):
-        assert canonical_bytes(Body(body), media, "", ignore, None)[:1] == form
+        assert comparable_bytes(Body(body), media, "", ignore, None)[:1] == form
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -90,7 +83,7 @@ def test_body_past_a_limit_is_refused_where_parts_of_it_count(name: str, parsed:
     media, body = REFUSED[name]
     for ignore, only in (((("a",)), None), ((), ("a",))):
         with pytest.raises(TooLarge) as raised:
-            canonical_bytes(Body(body), media, "", ignore, only)
+            comparable_bytes(Body(body), media, "", ignore, only)
         assert raised.value.limit in (VALUES_MAX, ESCAPES_MAX)
         assert raised.value.unit in ("JSON values", "escapes")
     assert parsed == []
@@ -99,7 +92,7 @@ def test_body_past_a_limit_is_refused_where_parts_of_it_count(name: str, parsed:
 def test_text_that_never_ends_is_counted_in_one_pass() -> None:
     """Each of its quotes could be taken for the beginning of a text that reaches to the end."""
     for unended in (b'["' + b'\\",' * 60_000, b'["' + b',\\"' * 60_000 + b"\\"):
-        assert canonical_bytes(Body(unended), JSON, "", (), None)[:1] == b"d"
+        assert comparable_bytes(Body(unended), JSON, "", (), None)[:1] == b"d"
 
 
 # --- slices ---------------------------------------------------------------------------------------
@@ -123,7 +116,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("name", COSTLY)
 def test_costly_comparison_pauses_after_every_slice(name: str, pauses: list[float]) -> None:
-    assert canonical_bytes(Body(COSTLY[name]), JSON, "", (), None)[:1] == b"j"
+    assert comparable_bytes(Body(COSTLY[name]), JSON, "", (), None)[:1] == b"j"
     values = COSTLY[name].count(b",") + 1
     assert len(pauses) >= values // SLICE_VALUES
     assert set(pauses) == {PAUSE_SECONDS}
@@ -133,12 +126,12 @@ def test_costly_comparison_pauses_after_every_slice(name: str, pauses: list[floa
     "form", [b"a=" + b"%41" * ESCAPES_MAX, b"&".join([b"a=" + b"%41" * 30] * FORM_FIELDS_MAX)]
 )
 def test_costly_form_pauses_after_every_slice(form: bytes, pauses: list[float]) -> None:
-    assert canonical_bytes(Body(form), FORM, "", (), None)[:1] == b"f"
+    assert comparable_bytes(Body(form), FORM, "", (), None)[:1] == b"f"
     assert len(pauses) >= FORM_FIELDS_MAX // SLICE_VALUES
 
 
 def test_small_comparison_does_not_pause(pauses: list[float]) -> None:
-    assert canonical_bytes(Body(array(b"1.5", 20)), JSON, "", (), None)[:1] == b"j"
+    assert comparable_bytes(Body(array(b"1.5", 20)), JSON, "", (), None)[:1] == b"j"
     assert pauses == []
 
 
@@ -178,7 +171,7 @@ def test_form_is_read_as_by_parse_qsl(text: str) -> None:
             max_num_fields=FORM_FIELDS_MAX,
         )
 
-    assert pairs_or_refused(lambda: canonical_body._form_pairs(text)) == pairs_or_refused(standard)
+    assert pairs_or_refused(lambda: body_comparison._form_pairs(text)) == pairs_or_refused(standard)
 
 
 def pairs_or_refused(read: Any) -> Any:
@@ -191,4 +184,4 @@ def pairs_or_refused(read: Any) -> Any:
 def test_form_with_too_many_fields_is_compared_byte_by_byte() -> None:
     for number, form in ((FORM_FIELDS_MAX, b"f"), (FORM_FIELDS_MAX + 1, b"r")):
         body = Body(b"&".join([b"a=1"] * number))
-        assert canonical_bytes(body, FORM, "", (), None)[:1] == form
+        assert comparable_bytes(body, FORM, "", (), None)[:1] == form

@@ -28,7 +28,7 @@ settings.configure(
 )
 django.setup()
 from oncekey import ConfigurationError
-from oncekey.http.policy_discovery import find_policy
+from oncekey.http.inspection.policy_discovery import find_policy
 from oncekey.http.django import idempotent
 from rest_framework.decorators import action, api_view
 from rest_framework.response import Response

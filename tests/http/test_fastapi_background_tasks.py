@@ -174,7 +174,7 @@ def test_i16_a_stream_is_part_of_the_attempt_and_so_is_the_commit_after_it(
 def test_a_response_too_long_to_be_held_is_refused_if_a_commit_follows_it(
     shop: Shop, how: str, scope: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncekey.http.response_buffer.HOLD_MAX_BYTES", 10)
+    monkeypatch.setattr("oncekey.http.asgi.response_buffer.HOLD_MAX_BYTES", 10)
     shop.open_account()
     guarded = GuardedApp(how)
     depends: Any = Depends(async_session(shop), scope=scope)

@@ -17,9 +17,9 @@ from fastapi import APIRouter, FastAPI
 from tests.http.decorators import with_wraps, without_wraps
 
 from oncekey import AsyncOnce, ConfigurationError
-from oncekey.cli.app import run
+from oncekey.cli.command_group import run
 from oncekey.http.fastapi import Idempotency
-from oncekey.http.policy_discovery import find_policy
+from oncekey.http.inspection.policy_discovery import find_policy
 
 KEY = {"Idempotency-Key": "k"}
 RAN: list[int] = []

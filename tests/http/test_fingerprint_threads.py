@@ -13,7 +13,7 @@ from tests.http.asgi_requests import CountingApp, guard, send_request
 
 from oncekey import AsyncOnce
 from oncekey.http import exchange
-from oncekey.http.request_body import BODY_SPILL_BYTES
+from oncekey.http.message import BODY_SPILL_BYTES
 from oncekey.http.request_fingerprint import INLINE_MAX_BYTES, fingerprint_bytes
 from oncekey.http.rules import Rule
 

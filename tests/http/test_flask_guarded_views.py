@@ -17,7 +17,7 @@ from tests.http.decorators import with_wraps, without_wraps
 
 from oncekey import ConfigurationError, Once
 from oncekey.http.flask import Idempotency, current_attempt, idempotent
-from oncekey.http.policy_discovery import find_policy
+from oncekey.http.inspection.policy_discovery import find_policy
 
 KEY = {"Idempotency-Key": "k"}
 RAN: list[int] = []

@@ -18,8 +18,14 @@ from oncekey.core.derived_keys import key_for
 from oncekey.engine.new_key import new_key
 from oncekey.http.asgi import IdempotencyMiddleware
 from oncekey.http.exchange import Exchange
+from oncekey.http.inspection.policy_document import (
+    PolicyEntry,
+    as_data,
+    as_html,
+    as_markdown,
+    policy_entries,
+)
 from oncekey.http.message import Response
-from oncekey.http.policy_document import PolicyEntry, as_data, as_html, as_markdown, policy_entries
 from oncekey.http.rules import Rule, Rules
 
 V2 = Rule(namespaces=("v2",))

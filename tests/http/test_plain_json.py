@@ -13,10 +13,16 @@ import rfc8785
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oncekey.http.canonical_body import _any_json, _json
-from oncekey.http.canonical_json import Slices, canonical_json
-from oncekey.http.plain_json import NOT_PLAIN, PLAIN_MAX_BYTES, encode_plain, parse_plain
-from oncekey.http.request_body import Body
+from oncekey.http.body_comparison import _any_json, _json
+from oncekey.http.canonical_json import (
+    NOT_PLAIN,
+    PLAIN_MAX_BYTES,
+    Slices,
+    canonical_json,
+    encode_plain,
+    parse_plain,
+)
+from oncekey.http.message import Body
 
 # Characters whose order or escape is special: beside the surrogates, and beyond them.
 TEXTS = st.text(

@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from oncekey import AsyncOnce, ConfigurationError, Policy
-from oncekey.cli.app import cli, run
+from oncekey.cli.command_group import cli, run
 from oncekey.http.asgi import IdempotencyMiddleware
-from oncekey.http.policy_discovery import find_policy
-from oncekey.http.policy_document import as_data, as_html, as_markdown, policy_entries
+from oncekey.http.inspection.policy_discovery import find_policy
+from oncekey.http.inspection.policy_document import as_data, as_html, as_markdown, policy_entries
 from oncekey.http.problem import ALL_PROBLEMS
 from oncekey.http.rules import Rule
 

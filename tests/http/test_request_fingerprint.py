@@ -9,8 +9,8 @@ import zlib
 
 import pytest
 
-from oncekey.http.canonical_body import CANONICAL_MAX_BYTES, TooLarge, UnreadableBody
-from oncekey.http.message import Request, headers_by_name
+from oncekey.http.body_comparison import CANONICAL_MAX_BYTES
+from oncekey.http.message import Request, TooLarge, UnreadableBody, headers_by_name
 from oncekey.http.request_fingerprint import fingerprint_bytes
 from oncekey.http.rules import Rule
 

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from oncekey.http.request_tasks import Latch, RequestTasks, start_now
+from oncekey.http.asgi.request_tasks import Latch, RequestTasks, start_now
 
 number: ContextVar[int] = ContextVar("number", default=0)
 

@@ -7,8 +7,13 @@ import struct
 import pytest
 
 from oncekey.http.message import Response
-from oncekey.http.outcomes import NEVER_STORED_STATUSES, is_stored, stored_headers, stored_response
 from oncekey.http.response_codec import CODEC
+from oncekey.http.stored_responses import (
+    NEVER_STORED_STATUSES,
+    is_stored,
+    stored_headers,
+    stored_response,
+)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 301, 304, 400, 404, 409, 410, 422, 451])

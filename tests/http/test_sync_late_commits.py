@@ -191,7 +191,7 @@ def test_i16_a_response_too_long_to_be_held_replays_no_success(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its context may be in use while it is sent, so it ends as Flask ends it."""
-    monkeypatch.setattr("oncekey.http.sync_response_buffer.HOLD_MAX_BYTES", 10)
+    monkeypatch.setattr("oncekey.http.wsgi.request_guard.HOLD_MAX_BYTES", 10)
     app, guarded = flask_app(shop, "decorator")
     commit_in(app, "teardown_request")
 

@@ -16,7 +16,7 @@ from flask import Flask, g, request
 
 from oncekey import Once
 from oncekey.http.flask import Idempotency, idempotent
-from oncekey.http.request_body import BODY_SPILL_BYTES
+from oncekey.http.message import BODY_SPILL_BYTES
 from oncekey.http.rules import Rule
 from oncekey.http.wsgi import IdempotencyWSGI
 

@@ -13,7 +13,7 @@ from tests.support.servers import require
 from tests.support.servers.http_servers import Gunicorn
 
 from oncekey import AsyncOnce, ConfigurationError, Once, StoreUnavailable
-from oncekey.http.policy_discovery import find_policy
+from oncekey.http.inspection.policy_discovery import find_policy
 from oncekey.http.rules import Rule
 from oncekey.http.wsgi import IdempotencyWSGI
 

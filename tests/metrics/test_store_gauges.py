@@ -13,7 +13,7 @@ from tests.support.store_table import Opener
 from oncekey.core.commands import Claim, Finish, Look
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import State
-from oncekey.engine.administration import run_plan, run_plan_async
+from oncekey.engine.keys.administration import run_plan, run_plan_async
 from oncekey.metrics import store_gauges
 from oncekey.metrics.exporter import StoreCollector, make_registry, text_of
 from oncekey.metrics.store_gauges import GAUGE_NAMES, Reading, StoreWatch, gauges_of

@@ -31,13 +31,13 @@ from tests.support.servers.sqs_server import sqs
 from oncekey import AsyncOnce
 from oncekey.queues.kafka import (
     aiokafka_broker,
+    confluent_client,
     confluent_member,
-    confluent_topics,
-    partition_work,
+    program,
 )
 from oncekey.queues.rabbitmq import pika_session
-from oncekey.queues.redis_streams import stream_program
-from oncekey.queues.redis_streams.stream_scripts import NAMES, script
+from oncekey.queues.redis_streams import program as stream_program
+from oncekey.queues.redis_streams.client import SCRIPT_NAMES, script
 from oncekey.queues.sqs import AsyncSQSConsumer
 
 
@@ -125,16 +125,16 @@ class Topics(KafkaQueues):
 
 
 def _hurry_kafka(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(partition_work, "FORWARD_RETRY_S", 0.01)
+    patch.setattr(program, "FORWARD_RETRY_S", 0.01)
+    patch.setattr(program, "COMMIT_RETRY_S", 0.01)
     for module in (confluent_member, aiokafka_broker):
-        patch.setattr(module, "COMMIT_RETRY_S", 0.01)
         patch.setattr(module, "POLL_S", 0.01)
 
 
 def _watch_confluent(seam: Seam) -> None:
     seam.watch_type(confluent_member, "Consumer")
     seam.watch_type(confluent_member, "Producer")
-    seam.watch_type(confluent_topics, "AdminClient")
+    seam.watch_type(confluent_client, "AdminClient")
 
 
 def _watch_aiokafka(seam: Seam) -> None:
@@ -254,7 +254,7 @@ def _command(text: str, args: tuple[Any, ...]) -> str:
     """The command of a call, and which script it runs."""
     if not text.endswith(".execute_command"):
         return text
-    scripts = {script(name).digest: f"EVALSHA {name}" for name in NAMES}
+    scripts = {script(name).digest: f"EVALSHA {name}" for name in SCRIPT_NAMES}
     return scripts.get(args[2], str(args[1])) if args[1] == "EVALSHA" else str(args[1])
 
 

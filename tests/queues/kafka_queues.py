@@ -12,7 +12,7 @@ from typing import Any
 from tests.queues.kafka_topics import Topic, consumer_of
 
 from oncekey import AsyncOnce, Once
-from oncekey.queues.kafka.aiokafka_consumer import AsyncKafkaConsumer
+from oncekey.queues.kafka.aiokafka_broker import AsyncKafkaConsumer
 
 GROUP = "kills"
 

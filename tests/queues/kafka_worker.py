@@ -28,7 +28,7 @@ from tests.queues.kafka_clients import aiokafka_config
 from oncekey import AsyncOnce, Once, Policy
 from oncekey.engine.store_urls import async_store, blocking_store
 from oncekey.queues.kafka import AsyncKafkaConsumer, confluent_member
-from oncekey.queues.kafka.confluent_consumer import KafkaConsumer
+from oncekey.queues.kafka.confluent_broker import KafkaConsumer
 
 POINTS = (
     "before Claim",

@@ -16,9 +16,8 @@ from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
 from oncekey.queues.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
-from oncekey.queues.rabbitmq.aio_pika_broker import AioPikaBroker
-from oncekey.queues.rabbitmq.pika_broker import PikaBroker
-from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
+from oncekey.queues.rabbitmq.consumers import AioPikaBroker, PikaBroker
+from oncekey.queues.rabbitmq.settings import RabbitSettings
 
 PATIENCE_S = 90.0
 

@@ -11,7 +11,8 @@ import pika.exceptions
 
 from oncekey import AsyncOnce, Once
 from oncekey.queues.rabbitmq import AsyncRabbitConsumer, RabbitConsumer
-from oncekey.queues.rabbitmq.topology import DELAY_MAX_S, DELAY_MIN_S, names_of
+from oncekey.queues.rabbitmq.message import DELAY_MAX_S, DELAY_MIN_S
+from oncekey.queues.rabbitmq.settings import names_of
 
 QUORUM = {"x-queue-type": "quorum"}
 
@@ -99,7 +100,7 @@ class RabbitQueues:
     def _is_empty(self, queue: str) -> bool:
         """What is cheap to know is asked first, since the delays are many queues. Then all is asked
         in the order in which a message moves, so that none is missed on its way."""
-        session = self._consumer._broker._session
+        session = self._consumer._broker.sessions.current
         if session is None or session.program.unsettled:
             return False
         with channel_to(self._url) as channel:

@@ -13,9 +13,9 @@ from tests.support.servers.redis_server import DURABLE, RedisProgram, RedisServe
 from oncekey import AsyncOnce, Once
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redis_streams import AsyncRedisStreamConsumer, RedisStreamConsumer
-from oncekey.queues.redis_streams.redis_brokers import RedisStreamBroker
-from oncekey.queues.redis_streams.stream_program import StreamProgram
-from oncekey.queues.redis_streams.stream_settings import StreamSettings
+from oncekey.queues.redis_streams.consumers import RedisStreamBroker
+from oncekey.queues.redis_streams.program import StreamProgram
+from oncekey.queues.redis_streams.settings import StreamSettings
 
 GROUP = "shipping"
 LEASE_S = 30.0

@@ -31,9 +31,8 @@ from oncekey.queues.broker_identity import are_same, identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.kafka.aiokafka_topics import ask
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.rabbit_facts import parse_cluster
-from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
-from oncekey.queues.sqs.queue_attributes import parse_attributes
+from oncekey.queues.rabbitmq.settings import RabbitSettings, parse_cluster
+from oncekey.queues.sqs.settings import parse_attributes
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.move.dual_store import DualStore
 from oncekey.testing.fake_clock import FakeClock

@@ -32,7 +32,7 @@ from oncekey.queues.outbox import OutgoingMessage
 from oncekey.queues.outbox.sender_calls import LONGEST_WAIT_S, ThreadCalls
 from oncekey.queues.rabbitmq import AsyncRabbitSender, RabbitSender
 from oncekey.queues.rabbitmq.aio_pika_session import AioPikaSession
-from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
+from oncekey.queues.rabbitmq.settings import RabbitSettings
 from oncekey.queues.sqs import AsyncSQSSender, SQSSender
 
 ENDS_S = 60.0

@@ -17,7 +17,7 @@ from oncekey import Once, Policy
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Kind
-from oncekey.queues.kafka.confluent_topics import ConfluentTopics
+from oncekey.queues.kafka.confluent_client import ConfluentTopics
 from oncekey.queues.queue_message import Message
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing import FakeClock

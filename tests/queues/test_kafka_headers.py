@@ -26,8 +26,8 @@ from oncekey import AsyncOnce, Once, Policy, Terminal
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import Kind
-from oncekey.queues.kafka import AsyncKafkaConsumer, aiokafka_topics, confluent_redrive
-from oncekey.queues.kafka.kafka_records import DUE_HEADER, RECEIVED_HEADER
+from oncekey.queues.kafka import AsyncKafkaConsumer, aiokafka_topics, confluent_sender
+from oncekey.queues.kafka.message import DUE_HEADER, RECEIVED_HEADER
 from oncekey.queues.queue_message import Message
 
 POLICY = Policy(lease="1m")
@@ -194,7 +194,7 @@ def test_a_letter_that_a_redrive_could_not_write_stays_a_dead_letter(
     with consumers.running(fail):
         topic.wait_until_done()
     with monkeypatch.context() as patched:
-        patched.setattr(confluent_redrive, "Producer", without_broker)
+        patched.setattr(confluent_sender, "Producer", without_broker)
         with pytest.raises(BrokerUnavailable, match="could not be written"):
             consumers.redrive(10, "repair-1")
     assert consumers.redrive(10, "repair-2") == 1

@@ -20,9 +20,9 @@ from tests.support.servers import processes, require
 from tests.support.servers.kraft_server import SOON_BACK, KraftServer
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.kafka import aiokafka_broker, confluent_member
+from oncekey.queues.kafka import program
 from oncekey.queues.kafka.aiokafka_topics import ask
-from oncekey.queues.kafka.confluent_topics import ConfluentTopics
+from oncekey.queues.kafka.confluent_client import ConfluentTopics
 from oncekey.queues.queue_message import Message
 
 
@@ -91,8 +91,7 @@ class CreatedAgain:
 
 @pytest.fixture
 def again(topic: Topic, clients: Any, monkeypatch: pytest.MonkeyPatch) -> CreatedAgain:
-    for module in (confluent_member, aiokafka_broker):
-        monkeypatch.setattr(module, "CHECK_EVERY_S", 0.1, raising=False)
+    monkeypatch.setattr(program, "CHECK_EVERY_S", 0.1)
     return CreatedAgain(topic, clients)
 
 

@@ -13,12 +13,11 @@ from oncekey import AsyncOnce, Once
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.disposition import REMOVE, DeadLetter, Disposition, Kind
 from oncekey.queues.kafka import AsyncKafkaConsumer, KafkaConsumer
-from oncekey.queues.kafka.assigned_partitions import AssignedPartitions
-from oncekey.queues.kafka.kafka_records import KafkaRecord, received, to_dead_letter, to_retry
-from oncekey.queues.kafka.kafka_settings import CONFLUENT, KafkaSettings, settings_of
+from oncekey.queues.kafka.assigned_partitions import AssignedPartitions, PartitionOffsets
+from oncekey.queues.kafka.message import KafkaRecord, received, to_dead_letter, to_retry
 from oncekey.queues.kafka.order_queue import Entry, Position
-from oncekey.queues.kafka.partition_offsets import PartitionOffsets
-from oncekey.queues.kafka.partition_work import PartitionWork
+from oncekey.queues.kafka.program import PartitionWork
+from oncekey.queues.kafka.settings import CONFLUENT, KafkaSettings, settings_of
 from oncekey.queues.message_key import key_reader
 
 CONFIG: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:9", "auto.offset.reset": "earliest"}

@@ -17,15 +17,15 @@ from tests.support.servers import processes
 from oncekey import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.kafka import AsyncKafkaSender, KafkaRefused, KafkaSender
-from oncekey.queues.kafka.outgoing_records import error_of, outgoing_record
+from oncekey.queues.kafka.message import error_of, outgoing_record
 from oncekey.queues.outbox import KEY_HEADER, OutgoingMessage
 from oncekey.queues.outbox.senders import prepared
 from oncekey.queues.rabbitmq import AsyncRabbitSender, RabbitRefused, RabbitSender
-from oncekey.queues.rabbitmq.amqp_message import outgoing_letter
+from oncekey.queues.rabbitmq.message import outgoing_letter
 from oncekey.queues.redis_streams import RedisStreamSender, StreamRefused
 from oncekey.queues.sqs import SqsRefused
-from oncekey.queues.sqs.outgoing_program import MESSAGE_MAX_BYTES, OutgoingProgram, entry_of
-from oncekey.queues.sqs.sqs_calls import Call, CallFailed, Cause
+from oncekey.queues.sqs.broker_calls import Call, CallFailed, Cause
+from oncekey.queues.sqs.sender import MESSAGE_MAX_BYTES, OutgoingProgram, entry_of
 
 
 def outgoing(id: str = "id", queue: str = "orders", **fields: Any) -> OutgoingMessage:

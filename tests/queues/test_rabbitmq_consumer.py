@@ -21,9 +21,9 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.queues.broker import BrokerUnavailable, LoginRefused
 from oncekey.queues.disposition import Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.aio_pika_broker import AioPikaBroker
-from oncekey.queues.rabbitmq.channel_calls import Program, Publish
-from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
+from oncekey.queues.rabbitmq.consumers import AioPikaBroker
+from oncekey.queues.rabbitmq.program import Program, Publish
+from oncekey.queues.rabbitmq.settings import RabbitSettings
 
 
 @pytest.fixture(params=("sync", "async"))
@@ -159,7 +159,7 @@ def test_a_crash_between_the_copy_and_the_ack_leaves_a_harmless_duplicate(
     publish(channel, queue, order(17))
     with broker_of(kind, rabbitmq().url, queue) as broker:
         (message,) = broker.receive()
-        session = broker.broker._session
+        session = broker.broker.sessions.current
         retry = (message, Disposition(Kind.RETRY, 0.1))
         with pytest.raises(BrokerUnavailable, match="dies here"):
             broker._call(session.run, killed_after_the_copy(session.program.settle([retry])))
@@ -382,7 +382,7 @@ def connected(consumer: Any) -> None:
     """Wait until a consumer has its subscription."""
 
     def is_subscribed() -> bool:
-        session = consumer.broker._session
+        session = consumer.broker.sessions.current
         return session is not None and session.program.is_subscribed
 
     processes.wait_until(is_subscribed, "the consumer is subscribed")

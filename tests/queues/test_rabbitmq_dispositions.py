@@ -284,7 +284,7 @@ def test_a_delivery_of_a_lost_connection_is_told_and_comes_again(
     publish(channel, queue, "order")
     with broker_of(kind, rabbitmq().url, queue) as broker:
         (message,) = broker.receive()
-        broker._call(broker.broker._session.close)
+        broker._call(broker.broker.sessions.current.close)
         assert bodies(broker.receive()) == ["order"]
         with pytest.raises(BrokerUnavailable, match="lost meanwhile"):
             broker.settle([(message, REMOVE)])

@@ -16,9 +16,9 @@ from tests.support.rabbitmq_queues import rabbitmq
 from tests.support.servers import Proxy, processes
 
 from oncekey.queues.broker import BrokerUnavailable
-from oncekey.queues.rabbitmq.aio_pika_broker import AioPikaBroker
-from oncekey.queues.rabbitmq.channel_calls import CountMessages, Program
-from oncekey.queues.rabbitmq.rabbit_settings import RabbitSettings
+from oncekey.queues.rabbitmq.consumers import AioPikaBroker
+from oncekey.queues.rabbitmq.program import CountMessages, Program
+from oncekey.queues.rabbitmq.settings import RabbitSettings
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_call_that_is_in_flight_when_the_subscription_ends_is_unavailable(
         url = rabbitmq().url.replace(str(rabbitmq().port), str(proxy.port))
         broker = AioPikaBroker(RabbitSettings(url=url, queue=queue))
         await broker.receive(1, 0.01, 1.0)
-        session = broker._session
+        session = broker.sessions.current
         assert session is not None
         rpc = aiormq.Channel.rpc
 

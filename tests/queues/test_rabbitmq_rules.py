@@ -12,10 +12,16 @@ from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import REMOVE, STOPPED, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.amqp_message import Delivery, message_of
-from oncekey.queues.rabbitmq.channel_calls import (
+from oncekey.queues.rabbitmq.message import (
+    Delivery,
+    delay_arguments,
+    delay_step,
+    message_of,
+)
+from oncekey.queues.rabbitmq.program import (
     Ack,
     AckTaken,
+    ChannelProgram,
     CountMessages,
     Declare,
     Program,
@@ -25,17 +31,16 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Take,
     Unsubscribe,
 )
-from oncekey.queues.rabbitmq.channel_program import ChannelProgram
-from oncekey.queues.rabbitmq.rabbit_facts import (
+from oncekey.queues.rabbitmq.settings import (
     QueueReport,
     ask_management,
     facts_of,
+    names_of,
     parse_report,
     parse_version,
     virtual_host,
     warnings_of,
 )
-from oncekey.queues.rabbitmq.topology import delay_arguments, delay_step, names_of
 from oncekey.queues.redrive import to_the_end
 
 NAMES = names_of("orders", None, None)

@@ -13,8 +13,8 @@ from tests.support.servers.requirements import require
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues.disposition import REMOVE, STOPPED, DeadLetter, Disposition, Kind
-from oncekey.queues.redis_streams import stream_program
-from oncekey.queues.redis_streams.stream_program import POSTPONED
+from oncekey.queues.redis_streams import program as stream_program
+from oncekey.queues.redis_streams.program import POSTPONED, WaitForEntry
 
 PROGRAMS = {"valkey": valkey_program, "redis": redis_program}
 RETRY = Disposition(Kind.RETRY, 300.0)
@@ -115,15 +115,15 @@ def test_an_entry_that_a_blocking_read_has_left_is_taken_at_once(stream: Stream)
 def test_a_blocking_read_gives_what_is_added_while_it_waits(stream: Stream) -> None:
     broker = stream.broker()
     (id,) = stream.add("book")
-    flow: Any = broker.program.receive(10, 5.0, LEASE_S)
-    effect = next(flow)
-    while not isinstance(effect, stream_program.WaitForEntry):
-        nothing = [b"-", 0] if effect.name == "tidy" else [[], [], -1]
-        effect = flow.send(nothing)
-    assert 0 < effect.milliseconds <= 1000
-    reply = broker._perform(effect)
+    receiving: Any = broker.program.receive(10, 5.0, LEASE_S)
+    call = next(receiving)
+    while not isinstance(call, WaitForEntry):
+        nothing = [b"-", 0] if call.name == "tidy" else [[], [], -1]
+        call = receiving.send(nothing)
+    assert 0 < call.milliseconds <= 1000
+    reply = broker._client.perform(call)
     with pytest.raises(StopIteration) as stop:
-        flow.send(broker._perform(flow.send(reply)))
+        receiving.send(broker._client.perform(receiving.send(reply)))
     assert [message.delivery_id for message in stop.value.value] == [id]
 
 

@@ -9,7 +9,7 @@ from tests.queues.stream_queues import ClockedServer, Stream, bodies, take
 
 from oncekey.queues.disposition import REMOVE, DeadLetter, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.redis_streams.redis_brokers import RedisStreamBroker
+from oncekey.queues.redis_streams.consumers import RedisStreamBroker
 
 DEAD = Disposition(Kind.DEAD_LETTER, 0.0, "", DeadLetter("ValueError: no stock", 17, 3))
 PARK = Disposition(Kind.PARK, reason="nobody knows")

@@ -25,19 +25,11 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.disposition import DeadLetter, Disposition, Kind
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redis_streams import RedisStreamConsumer, StreamRefused
-from oncekey.queues.redis_streams.redis_brokers import (
-    AsyncRedisStreamBroker,
-    RedisStreamBroker,
-    _read_command,
-)
-from oncekey.queues.redis_streams.stream_entry import again_fields, message_of, moved_fields
-from oncekey.queues.redis_streams.stream_errors import translated
-from oncekey.queues.redis_streams.stream_program import (
-    StreamProgram,
-    WaitForEntry,
-    server_warnings,
-)
-from oncekey.queues.redis_streams.stream_settings import StreamSettings
+from oncekey.queues.redis_streams.client import read_command
+from oncekey.queues.redis_streams.consumers import AsyncRedisStreamBroker, RedisStreamBroker
+from oncekey.queues.redis_streams.message import again_fields, message_of, moved_fields
+from oncekey.queues.redis_streams.program import StreamProgram, WaitForEntry, server_warnings
+from oncekey.queues.redis_streams.settings import StreamSettings, translated
 
 PARK = Disposition(Kind.PARK, 0.0, "nobody knows")
 DEAD = Disposition(Kind.DEAD_LETTER, 0.0, "", DeadLetter("Terminal: no", 7, 2))
@@ -211,9 +203,9 @@ def test_servers_that_cannot_be_used_are_refused() -> None:
 
 
 def test_a_blocking_read_ends_before_the_callers_client_gives_up() -> None:
-    effect = WaitForEntry("orders", "shipping", "me", 500)
-    assert 100 in _read_command(effect, redis.Redis(socket_timeout=0.2))
-    assert 500 in _read_command(effect, redis.Redis(socket_timeout=None))
+    call = WaitForEntry("orders", "shipping", "me", 500)
+    assert 100 in read_command(call, redis.Redis(socket_timeout=0.2))
+    assert 500 in read_command(call, redis.Redis(socket_timeout=None))
 
 
 def test_unknown_options_of_a_consumer_are_refused() -> None:

@@ -21,8 +21,8 @@ from oncekey import Once
 from oncekey.core.errors import ConfigurationError
 from oncekey.queues import Consumer, MemoryBroker
 from oncekey.queues.disposition import DeadLetter, Disposition, Kind
-from oncekey.queues.redis_streams import stream_program
-from oncekey.queues.redis_streams.stream_entry import LOST_FIELD
+from oncekey.queues.redis_streams import program as stream_program
+from oncekey.queues.redis_streams.message import LOST_FIELD
 from oncekey.queues.redrive import REDRIVE_HEADER
 
 LETTERS = 12  # more than SQS gives at a time

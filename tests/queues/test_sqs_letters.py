@@ -10,15 +10,17 @@ import pytest
 
 from oncekey.queues.disposition import DeadLetter, Disposition, Kind
 from oncekey.queues.queue_message import Message
-from oncekey.queues.sqs.dead_letters import (
+from oncekey.queues.sqs.message import (
+    attributes_of,
     has_marks,
     in_sizes,
     letter_entry,
+    message_of,
+    message_of_record,
     redrive_entry,
     source_of,
     was_moved,
 )
-from oncekey.queues.sqs.sqs_message import attributes_of, message_of, message_of_record
 
 ARN = "arn:aws:sqs:x:1:orders"
 FENCE = 1_700_000_000_000_000

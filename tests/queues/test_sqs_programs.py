@@ -14,14 +14,7 @@ from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.disposition import REMOVE, Disposition, Kind, dead_letter
 from oncekey.queues.queue_message import Message
-from oncekey.queues.sqs.queue_attributes import (
-    UNTOLD_BYTES,
-    UNTOLD_RETENTION_S,
-    VISIBILITY_MAX_S,
-    parse_attributes,
-)
-from oncekey.queues.sqs.queue_program import QueueProgram
-from oncekey.queues.sqs.sqs_calls import (
+from oncekey.queues.sqs.broker_calls import (
     Call,
     CallFailed,
     Cause,
@@ -29,6 +22,13 @@ from oncekey.queues.sqs.sqs_calls import (
     SqsRefused,
     failure_of,
     failure_of_entry,
+)
+from oncekey.queues.sqs.program import QueueProgram
+from oncekey.queues.sqs.settings import (
+    UNTOLD_BYTES,
+    UNTOLD_RETENTION_S,
+    VISIBILITY_MAX_S,
+    parse_attributes,
 )
 
 URL = "http://sqs/1/orders"
@@ -47,13 +47,7 @@ class Scripted:
         self.messages: list[dict[str, Any]] = []
         self.attributes = {URL: _attributes("orders", RedrivePolicy=_policy(), **attributes)}
         self.attributes[DEAD_URL] = _attributes("dead")
-        self.program = QueueProgram(
-            URL,
-            dead_letter_queue=None,
-            park_queue=None,
-            max_tries=5,
-            clock=lambda: self.now,
-        )
+        self.program = QueueProgram(URL, max_tries=5, clock=lambda: self.now)
 
     def run(self, program: Program[Any]) -> Any:
         answer: Any = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.migrations import Migration, plan
+from oncekey.stores.sql_files import Migration, plan
 
 ONE, TWO, THREE = (Migration(n, f"m{n}", "") for n in (1, 2, 3))
 

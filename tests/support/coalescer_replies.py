@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from oncekey.core.commands import Command, Reply
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.aio.coalescer import AsyncCoalescer
-from oncekey.engine.blocking.coalescer import Coalescer
+from oncekey.engine.batches.async_coalescer import AsyncCoalescer
+from oncekey.engine.batches.coalescer import Coalescer
 
 
 def reply_of(coalescer: Coalescer, command: Command) -> Reply:

@@ -19,9 +19,9 @@ from tests.support.servers.requirements import require
 from tests.support.servers.server_lifetime import started
 from tests.support.servers.shared_servers import shared_by_the_run
 
-from oncekey.stores.etcd.cluster_store import ClusterStore
 from oncekey.stores.etcd.etcd_store import AsyncEtcdStore, EtcdBase, EtcdStore
-from oncekey.stores.etcd.stored_value import end_of
+from oncekey.stores.etcd.keyspace import end_of
+from oncekey.stores.etcd.shared_store import SharedStore
 from oncekey.stores.etcd.transactions import transaction
 
 
@@ -118,7 +118,7 @@ def empty(store: EtcdBase) -> None:
     store._loop.run(store._on_loop(_delete_all))
 
 
-async def _delete_all(cluster: ClusterStore) -> None:
+async def _delete_all(cluster: SharedStore) -> None:
     keys = cluster.keys
     ranges = ((keys.root, keys.sessions), (end_of(keys.sessions), end_of(keys.root)))
     deletes = [

@@ -19,8 +19,8 @@ from tests.support.servers.postgres import Postgres, Settings
 from oncekey.core.commands import Claim, Claimed, Finish, Look, Seen
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Record, State
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.stores.postgres import AsyncPostgresStore, PostgresStore
 from oncekey.testing.contract.engine_case import wait_until_true
 from oncekey.testing.sync_facade import LoopThread, SyncOnce

@@ -16,7 +16,7 @@ from tests.support.servers import Postgres, find_postgres
 from oncekey.core.codec import JSON, pack_value
 from oncekey.core.record import Record, State
 from oncekey.stores.postgres import migrate
-from oncekey.stores.step_column import pack_steps
+from oncekey.stores.record_format import pack_steps
 
 HOUR = 3_600_000_000
 SCHEMA = 'views "of" all'

@@ -14,7 +14,7 @@ _MODULES = {
         "oncekey.stores.postgres.psycopg_store",
         "oncekey.stores.postgres.asyncpg_store",
     ),
-    "redis": ("oncekey.stores.redis.redis_store", "oncekey.stores.redis.async_redis_store"),
+    "redis": ("oncekey.stores.redis.redis_store",),
     "etcd": ("oncekey.stores.etcd", "aetcd"),
 }
 

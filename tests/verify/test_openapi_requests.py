@@ -13,8 +13,8 @@ import pytest
 from tests.support.verified_apis import served_broken
 from tests.verify.json_server import Reply, serving
 
-from oncekey.cli.open_store import UsageProblem
-from oncekey.cli.verify_options import VerifyOptions, plan_of
+from oncekey.cli.output import UsageProblem
+from oncekey.cli.verify_plan import VerifyOptions, plan_of
 from oncekey.verify.openapi_requests import (
     FoundRequests,
     GeneratedRequests,

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from oncekey.cli.open_store import UsageProblem
-from oncekey.dashboard.request_checks import LOOPBACK_HOSTS as LOOPBACK_HOSTS
+from oncekey.cli.output import UsageProblem
 
 _BACKLOG: Final = 64
 _CONCURRENCY_MAX: Final = 64

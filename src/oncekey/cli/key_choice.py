@@ -1,4 +1,4 @@
-"""How a command is told which key it is about, and how that key is found.
+"""Which key a command is about, and how that key is found.
 
 By OPERATION and KEY, by the tag that logs show, or by the client's key alone. The store is the
 first word if it has `://` in it, or if there is a word more than needed; otherwise it is the
@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 import click
 
 from oncekey import ConfigurationError, KeyStatus, StoreUnavailable
-from oncekey.cli.command_options import STORE_ENV
-from oncekey.cli.open_store import UsageProblem, has_records, open_store, secret_from
+from oncekey.cli.command_input import STORE_ENV
+from oncekey.cli.output import UsageProblem, utc
+from oncekey.cli.store_access import has_records, open_store, secret_from
 from oncekey.core.codec import JSON
 from oncekey.core.commands import Look, Seen
 from oncekey.core.identity import Identities
-from oncekey.core.notes import lines
+from oncekey.core.record import lines
 from oncekey.core.store import Store
-from oncekey.engine.administration import find_key, run_plan
-from oncekey.engine.key_search import KeySearch, find_client_key, find_stored_key
-from oncekey.engine.key_status import status_of, time_of
+from oncekey.engine.keys.administration import find_key, run_plan
+from oncekey.engine.keys.key_search import KeySearch, find_client_key, find_stored_key
+from oncekey.engine.keys.key_status import status_of, time_of
 
 
 class KeyChoice(NamedTuple):
@@ -179,9 +180,7 @@ def _find_client_key(store: Store, choice: KeyChoice, key: str) -> FoundKeys:
 
 
 def _tried(search: KeySearch) -> str:
-    back = (
-        "" if search.since is None else f", back to {time_of(search.since):%Y-%m-%d %H:%M:%S} UTC"
-    )
+    back = "" if search.since is None else f", back to {utc(time_of(search.since))}"
     every = "all" if search.since is None else "the newest"
     return (
         f"tried {search.pairs:,} pairs of scope and operation, those of {every} "

@@ -1,21 +1,28 @@
-"""The report about a key that `show`, `resolve` and `release` print: names and values, shortened
-for people. Whoever needs every byte uses --json --bodies."""
+"""How operators see keys: one key as rows of names and values, or many keys as a table.
+
+Long values are shortened for people; --json --bodies has every byte. Stored answers, arguments and
+the values of steps may be anybody's personal data: unless somebody asks for them, their types and
+sizes stand for them. States, times, headers, errors and notes are always shown: they say what to
+do.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from oncekey.cli.body_redaction import Redacted, redacted_status
-from oncekey.core.notes import lines
+from oncekey.cli.output import counted, utc
+from oncekey.core.record import lines
 from oncekey.core.step_format import StepStatus
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys.key_list import KeySummary, Listing
+from oncekey.engine.keys.key_status import KeyStatus
 
 VALUE_MAX_CHARS = 2_000
 STEP_MAX_CHARS = 300
-
 _MEANING = {
     "pending": "in flight: an attempt holds the key",
     "succeeded": "it ran; retries get the stored answer",
@@ -27,11 +34,36 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _SILENT = "its owner fell silent: the next retry, or `oncekey recover`, takes over"
 _EXPIRED = "expired: the next call runs again"
 
+_SIZE_ONLY = re.compile(r"\(\d+ bytes that are no text\)")
+_TYPES: tuple[tuple[Any, str], ...] = (
+    (bool, "boolean"),
+    ((int, float), "number"),
+    (str, "text"),
+    (list, "list"),
+    (dict, "object"),
+)
+
+COLUMNS = (
+    "tag", "state", "age", "attempt", "scope", "operation", "route", "key", "status",
+)  # fmt: skip
+STATE_STYLES = {
+    "pending": "yellow",
+    "succeeded": "green",
+    "failed": "red",
+    "unknown": "bold red",
+    "freed": "cyan",
+}
+_ALWAYS = 4  # columns that are shown even if they are empty
+Table = tuple[Sequence[str], list[list[str]], dict[str, str]]
+
+
+# --- one key --------------------------------------------------------------------------------------
+
 
 def status_data(status: KeyStatus, *, bodies: bool) -> dict[str, Any]:
     """Everything about a key, for --json; `notes` has the lines of the note. A step that did not
     end has its child key in each form, since a provider has the one that its client sent."""
-    shown = status if bodies else redacted_status(status)
+    shown = _shown(status, bodies=bodies)
     steps = [{**dataclasses.asdict(one), "quoted_intent": one.quoted_intent} for one in shown.steps]
     return {**dataclasses.asdict(shown), "steps": steps, "notes": lines(status.note)}
 
@@ -49,13 +81,13 @@ def key_rows(status: KeyStatus, *, bodies: bool) -> dict[str, str]:
     if status.key:
         rows["key"] = status.key
     rows["tag"] = f"{status.tag} (its name in logs)"
-    return {**rows, **_timeline(status if bodies else redacted_status(status))}
+    return {**rows, **_timeline(_shown(status, bodies=bodies))}
 
 
 def past_rows(status: KeyStatus, *, bodies: bool) -> dict[str, str]:
     """The rows about a past generation of the same key."""
-    shown = status if bodies else redacted_status(status)
-    return {"state": f"{status.state} (a past generation)", **_timeline(shown)}
+    timeline = _timeline(_shown(status, bodies=bodies))
+    return {"state": f"{status.state} (a past generation)", **timeline}
 
 
 def _timeline(status: KeyStatus) -> dict[str, str]:
@@ -114,11 +146,97 @@ def _step(step: StepStatus) -> str:
     return f"done {when(step.at)}{there}: {_short(result, STEP_MAX_CHARS)}"
 
 
+# --- many keys ------------------------------------------------------------------------------------
+
+
+def listing_table(listing: Listing) -> Table:
+    """The columns, the rows and the styles of words; empty columns are left out."""
+    return _table([_cells(key, listing.now) for key in listing.keys])
+
+
+def status_table(keys: Sequence[KeyStatus]) -> Table:
+    """The same table of keys that were looked at one by one."""
+    return _table([_cells(key, key.seen_at) for key in keys])
+
+
+def _table(rows: list[list[str]]) -> Table:
+    used = [
+        number
+        for number in range(len(COLUMNS))
+        if number < _ALWAYS or any(row[number] for row in rows)
+    ]
+    columns = [COLUMNS[number] for number in used]
+    return columns, [[row[number] for number in used] for row in rows], STATE_STYLES
+
+
+def _cells(key: KeySummary | KeyStatus, now: datetime) -> list[str]:
+    return [
+        key.tag,
+        f"{key.state}, expired" if key.expired else key.state,
+        span(max(0.0, (now - key.created_at).total_seconds())),
+        str(key.attempt),
+        key.scope,
+        key.operation,
+        f"{key.route} ({key.name})" if key.name else key.route,
+        key.key,
+        str(key.http_status or ""),
+    ]
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Redacted:
+    """What stands for a value that is not shown."""
+
+    type: str
+    bytes: int
+    redacted: bool = True
+
+    def __str__(self) -> str:
+        return f"({self.type}, {counted(self.bytes, 'byte')}; --bodies shows it)"
+
+
+def _shown(status: KeyStatus, *, bodies: bool) -> KeyStatus:
+    """The status as it may be shown: without what is in its bodies, unless they are asked for."""
+    if bodies:
+        return status
+    return dataclasses.replace(
+        status,
+        value=_redacted_answer(status),
+        arguments=_redacted(status.arguments),
+        steps=tuple(
+            dataclasses.replace(step, value=_redacted(step.value), request=_redacted(step.request))
+            for step in status.steps
+        ),
+    )
+
+
+def _redacted_answer(status: KeyStatus) -> Any:
+    if status.http_status is None:
+        return _redacted(status.value)
+    if "body" not in status.value:
+        return status.value
+    return {**status.value, "body": _redacted(status.value["body"])}
+
+
+def _redacted(value: Any) -> Any:
+    if value is None or (isinstance(value, str) and _SIZE_ONLY.fullmatch(value)):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, default=repr, ensure_ascii=False)
+    kind = next((name for types, name in _TYPES if isinstance(value, types)), "value")
+    return Redacted(kind, len(text.encode(errors="replace")))
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
 def when(at: datetime) -> str:
     """A time and how far away it is, because nobody subtracts time stamps well at night."""
     seconds = (at - datetime.now(UTC)).total_seconds()
     words = f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC ({words})"
+    return f"{utc(at)} ({words})"
 
 
 def span(seconds: float) -> str:

@@ -1,7 +1,7 @@
 """The entry point of the `oncekey` command.
 
 It works without the packages of `oncekey[cli]` and then says how to install them. The commands are
-in app.py.
+in command_group.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.output import ExitCode
 
 _EXTRA = ("click", "rich")
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if find_spec(package) is None:
             print(f'the command needs {package}: pip install "oncekey[cli]"', file=sys.stderr)
             return ExitCode.USAGE
-    from oncekey.cli.app import run
+    from oncekey.cli.command_group import run
 
     return run(sys.argv[1:] if argv is None else argv)
 

@@ -1,13 +1,14 @@
-"""A command's output: its result goes to stdout, everything else to stderr.
+"""What a command gives back: its result on stdout, everything else on stderr, and an exit code.
 
 With --json stdout carries one JSON document and nothing else. Progress is shown on a terminal only.
 Text from a store or a command line is escaped: it is data, never markup or control characters.
-redact.py removes passwords. rich is imported where something is shown to people: JSON and errors
-do without, and start faster.
+password_redaction.py removes passwords. rich is imported where something is shown to people: JSON
+and errors do without, and start faster.
 """
 
 from __future__ import annotations
 
+import enum
 import io
 import json
 import sys
@@ -17,7 +18,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from oncekey.cli.redact import redact_remembered
+from oncekey.cli.password_redaction import redact_remembered
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,6 +26,29 @@ if TYPE_CHECKING:
 
 # Without a terminal there is no width to ask for.
 _PIPE_WIDTH = 120
+
+
+class ExitCode(enum.IntEnum):
+    """The exit code of one command. Scripts rely on the numbers: add codes, never change one."""
+
+    OK = 0
+    #: It was tried and did not work: the store did not answer, the demo found a broken promise.
+    FAILED = 1
+    #: The command could not be tried as it was written: an option, a URL, a missing file.
+    USAGE = 2
+    #: The store has no such key.
+    NOT_FOUND = 3
+    #: `doctor`: something is broken; with --strict also for a warning.
+    #: `verify`: a guarantee is violated; with --strict also if one is not observable.
+    UNHEALTHY = 4
+    #: `resolve`, `release`: the key changed after it was shown, and was left as it is.
+    CHANGED = 5
+    #: Ctrl-C, as shells spell it (128 + SIGINT).
+    INTERRUPTED = 130
+
+
+class UsageProblem(Exception):
+    """The command cannot be run as it was written; the text says why. Exit code 2."""
 
 
 class Output:
@@ -144,6 +168,16 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def utc(at: datetime) -> str:
+    """A time as people read it, to the second."""
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def counted(count: int, noun: str) -> str:
+    """How many there are of what the noun names, with its plural."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _text(text: str, style: str = "") -> Text:

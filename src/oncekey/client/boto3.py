@@ -19,8 +19,8 @@ from typing import Any, Final, NoReturn, TypeVar
 from oncekey.client.errors import NotSent
 from oncekey.core.errors import ConfigurationError, InvalidKey
 from oncekey.core.fingerprint import fingerprint
-from oncekey.engine.attempt_steps import RunningStep
-from oncekey.engine.context import current_attempt, current_step
+from oncekey.engine.attempts.attempt_base import current_attempt, current_step
+from oncekey.engine.attempts.attempt_steps import RunningStep
 
 C = TypeVar("C")
 

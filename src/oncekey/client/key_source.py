@@ -20,8 +20,8 @@ from oncekey.client.client_settings import Settings
 from oncekey.client.errors import NotSent
 from oncekey.client.request_identity import RequestIdentity, key_header_value
 from oncekey.core.identity import check_text
-from oncekey.engine.attempt_steps import RunningStep
-from oncekey.engine.context import current_attempt, current_step
+from oncekey.engine.attempts.attempt_base import current_attempt, current_step
+from oncekey.engine.attempts.attempt_steps import RunningStep
 from oncekey.engine.new_key import new_key
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from oncekey.client.request_identity import tag_of
 from oncekey.client.retry_clock import AsyncClock, Clock
 from oncekey.client.retry_effects import (
     SECOND_US,
+    Effect,
     EffectResult,
     EntryState,
     Notify,
@@ -27,6 +28,7 @@ from oncekey.client.retry_effects import (
     Sleep,
     TryResult,
 )
+from oncekey.core.flow_driver import drive, drive_async
 
 if TYPE_CHECKING:
     from oncekey.client.journal import EntryHandle
@@ -69,22 +71,16 @@ def deliver_sync(
 def _drive(
     request: LogicalRequest[R], clock: Clock, send: Callable[[SendRequest], TryResult]
 ) -> RequestOutcome:
-    flow = request.start()
-    result: EffectResult = None
-    while True:
-        try:
-            effect = flow.send(result)
-        except StopIteration as end:
-            outcome: RequestOutcome = end.value
-            return outcome
+    def perform(effect: Effect) -> EffectResult:
         if isinstance(effect, SendRequest):
-            result = send(effect)
-        elif isinstance(effect, Sleep):
+            return send(effect)
+        if isinstance(effect, Sleep):
             clock.sleep(effect.us)
-            result = clock.now()
-        else:
-            _notify(request, effect)
-            result = None
+            return clock.now()
+        _notify(request, effect)
+        return None
+
+    return drive(request.start(), perform)
 
 
 # --- async ---------------------------------------------------------------------------------------
@@ -121,22 +117,16 @@ async def _drive_async(
     clock: AsyncClock,
     send: Callable[[SendRequest], Awaitable[TryResult]],
 ) -> RequestOutcome:
-    flow = request.start()
-    result: EffectResult = None
-    while True:
-        try:
-            effect = flow.send(result)
-        except StopIteration as end:
-            outcome: RequestOutcome = end.value
-            return outcome
+    async def perform(effect: Effect) -> EffectResult:
         if isinstance(effect, SendRequest):
-            result = await send(effect)
-        elif isinstance(effect, Sleep):
+            return await send(effect)
+        if isinstance(effect, Sleep):
             await clock.sleep(effect.us)
-            result = clock.now()
-        else:
-            _notify(request, effect)
-            result = None
+            return clock.now()
+        _notify(request, effect)
+        return None
+
+    return await drive_async(request.start(), perform)
 
 
 async def _close_shielded(response: R, close: Callable[[R], Awaitable[object]]) -> None:

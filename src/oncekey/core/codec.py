@@ -1,4 +1,4 @@
-"""Outcomes as bytes: a versioned envelope around what a codec wrote.
+"""Outcomes as bytes: a versioned envelope around what a codec wrote, and the codec of JSON.
 
     byte 0      envelope version
     byte 1      kind: value, error or tombstone
@@ -9,7 +9,11 @@
 A codec turns one value into bytes and back: `name`, `dump(value) -> bytes`, `load(bytes) -> value`.
 An outcome of unknown version, kind or codec is refused (NotReplayable): nothing is guessed, and the
 operation is not run again.
-Owns the envelope and JSON; the codecs of types are in typed_codecs.py. Knows no store and no HTTP.
+
+The encoder of JSON is made once: `json.JSONEncoder.encode` makes a C encoder on every call, which
+costs more than encoding a small value. Pythons without that C encoder use `json.JSONEncoder`
+itself. Keys of dicts that JSON would silently change are refused. The codecs of types are in
+typed_codecs.py. This module knows no store and no HTTP.
 """
 
 from __future__ import annotations
@@ -17,9 +21,58 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from json import encoder as _json
+from typing import Any, Final, NamedTuple, Protocol
 
-from oncekey.core.json_encoder import SCALARS, make_encode, refuse_nontext_keys
+from oncekey.core.errors import NotReplayable
+
+Encode = Callable[[Any], str]
+
+# What JSON gives back unchanged, and nobody can change meanwhile.
+SCALARS: Final = frozenset((str, int, float, bool, type(None)))
+
+
+def make_encode(*, sort_keys: bool, ensure_ascii: bool, default: Callable[[Any], Any]) -> Encode:
+    """A function that encodes compactly and refuses NaN and infinities."""
+    plain = json.JSONEncoder(
+        sort_keys=sort_keys,
+        ensure_ascii=ensure_ascii,
+        default=default,
+        separators=(",", ":"),
+        allow_nan=False,
+    ).encode
+    text = _json.encode_basestring_ascii if ensure_ascii else _json.encode_basestring
+    try:
+        # Without a table of visited containers (None) one encoder may be used by many threads; a
+        # cycle then ends in a RecursionError.
+        make: Any = vars(_json)["c_make_encoder"]
+        chunks = make(None, default, text, None, ":", ",", sort_keys, False, False)
+        works = "".join(chunks({"b": [1, "ä"], "a": None}, 0))
+    except (KeyError, TypeError):
+        return plain
+    if works != plain({"b": [1, "ä"], "a": None}):
+        return plain
+    join = "".join
+
+    def encode(value: Any) -> str:
+        return join(chunks(value, 0))
+
+    return encode
+
+
+def refuse_nontext_keys(value: Any) -> None:
+    """Raise TypeError for a dict key that is not text: JSON would turn the key 1 into "1"."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if type(key) is not str and not isinstance(key, str):
+                raise TypeError(f"dict key {key!r} is not text and would change in JSON")
+            if type(item) not in SCALARS:
+                refuse_nontext_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            if type(item) not in SCALARS:
+                refuse_nontext_keys(item)
+
 
 ENVELOPE_VERSION = 1
 ERROR_MESSAGE_MAX_CHARS = 4_000
@@ -174,6 +227,32 @@ def unpack(body: bytes) -> Stored:
     except (ValueError, KeyError, TypeError, RecursionError):
         return Unreadable("the stored outcome is damaged")
     return Unreadable(f"the stored outcome is of unknown kind {body[1]}")
+
+
+def value_of(stored: StoredValue, codec: Codec) -> Any:
+    """The decoded value; raises NotReplayable if it cannot be decoded."""
+    if stored.codec != codec.name:
+        codec = _older(codec, stored.codec)
+    try:
+        return codec.load(stored.data)
+    except Exception as error:  # the codec may be the user's
+        raise NotReplayable(undecodable(error)) from error
+
+
+def _older(codec: Codec, name: str) -> Codec:
+    """The codec of this name among those that `codec` has replaced."""
+    for older in getattr(codec, "older", ()):
+        if older.name == name:
+            found: Codec = older
+            return found
+    raise NotReplayable(
+        f"the answer was stored by codec {name!r}, this operation uses {codec.name!r}"
+    )
+
+
+def undecodable(error: Exception) -> str:
+    """What an error says whose cause is that a codec could not read a stored answer."""
+    return f"the stored answer cannot be decoded: {type(error).__name__}: {error}"
 
 
 def _head(kind: Kind, name: bytes) -> bytes:

@@ -17,8 +17,8 @@ from datetime import date, datetime
 from typing import Any, Final
 from uuid import UUID
 
-from oncekey.core.canonical_bytes import canonical
 from oncekey.core.errors import ConfigurationError, InvalidKey
+from oncekey.core.fingerprint import canonical
 from oncekey.core.identity import (
     KEY_FOR,
     OPERATION_MAX_CHARS,

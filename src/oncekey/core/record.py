@@ -1,7 +1,9 @@
-"""The record of one key: what a store keeps, as immutable values.
+"""The record of one key: what a store keeps, as immutable values, and the format of its note.
 
-Times are whole microseconds of the store's clock. Owns the meaning of the fields and when a
-record expires. Knows nothing of how stores write it down.
+Times are whole microseconds of the store's clock. A note has one line for each time that somebody
+else than the owner decided the key; a line that is ended by a newline is of an earlier attempt: the
+key was freed and claimed again. Owns the meaning of the fields and when a record expires. Knows
+nothing of how stores write it down.
 """
 
 from __future__ import annotations
@@ -116,3 +118,33 @@ class Record(NamedTuple):
             finished_at, keep, audit, scope, label, key, steps, body, note, keep_unknown,
         )  # fmt: skip
         return tuple.__new__(Record, fields)
+
+
+NOTE_MAX_CHARS: Final = 1_000  # of one line
+NOTE_KEPT_CHARS: Final = 4_000  # of all lines, when a freed key is claimed again
+_LATE_OWNER: Final = "; its late owner then reported: "
+
+
+def ended(note: str) -> str:
+    """The note of a key that is claimed or decided again: its lines are ended, and the first ones
+    are cut off if they are too many."""
+    if not note or note.endswith("\n"):
+        return note
+    return note[-NOTE_KEPT_CHARS:] + "\n"
+
+
+def decision(note: str) -> str:
+    """The line about the present attempt, without its late owner's report; "" if nobody but the
+    owner has decided it."""
+    return note.rpartition("\n")[2].partition(_LATE_OWNER)[0]
+
+
+def with_late_report(note: str, state: str) -> str:
+    """The note after the late owner of a decided key has reported its own state."""
+    earlier, newline, line = note.rpartition("\n")
+    return earlier + newline + line.partition(_LATE_OWNER)[0] + _LATE_OWNER + state
+
+
+def lines(note: str) -> list[str]:
+    """The decisions, oldest first."""
+    return note.splitlines()

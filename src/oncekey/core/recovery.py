@@ -23,8 +23,7 @@ from oncekey.core.effects import (
 from oncekey.core.errors import ConfigurationError, InvalidKey, StoreUnavailable
 from oncekey.core.events import EventKind
 from oncekey.core.late_owner import grace_left, release_unstarted, too_slow
-from oncekey.core.notes import NOTE_MAX_CHARS
-from oncekey.core.record import Record, State
+from oncekey.core.record import NOTE_MAX_CHARS, Record, State
 from oncekey.core.step_format import StepStatus
 
 RESOLVE_TRIES: Final = 3

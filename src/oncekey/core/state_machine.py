@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from oncekey.core import notes
+from oncekey.core import record as notes
 from oncekey.core.commands import (
     Busy,
     Claim,

@@ -7,7 +7,7 @@
     the rest    an envelope (see codec.py): the request to send, or the value that was returned
 
 An intent is stored before the step's call, its result after it, under the step's name in
-`Record.steps`; how a SQL store writes all steps of a record is stores/step_column.py. The
+`Record.steps`; how a SQL store writes all steps of a record is stores/record_format.py. The
 arguments of a registered operation are stored as a step too, under the reserved name ARGUMENTS.
 Owns these formats. Knows no store and runs nothing.
 """

@@ -33,10 +33,10 @@ from oncekey.dashboard.request_checks import (
     read_form,
     with_headers,
 )
-from oncekey.engine.aio.event_loop import require_asyncio
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
-from oncekey.http.route_table import KeylessApp
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.event_loop import require_asyncio
+from oncekey.engine.once import Once
+from oncekey.http.inspection.route_table import KeylessApp
 
 Authenticate = Callable[[Scope], "str | Awaitable[str | None] | None"]
 Right = bool | Callable[[str], bool]  # the function gets the reader's name

@@ -14,12 +14,12 @@ from oncekey.core.codec import JSON
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.core.store import AsyncStore
-from oncekey.engine import administration
-from oncekey.engine.administration import Plan, run_plan_async
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.event_bus import Subscriber
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.administration import Plan, run_plan_async
+from oncekey.engine.keys.key_status import KeyStatus
+from oncekey.engine.once import Once
 from oncekey.engine.port import AnyPort, AsyncPort, Port
 from oncekey.engine.store_urls import async_store, store_module
 

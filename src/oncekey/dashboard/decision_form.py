@@ -18,9 +18,9 @@ from oncekey.dashboard.display import as_json
 from oncekey.dashboard.key_page import actions_of, found_key, key_response
 from oncekey.dashboard.page_request import PageRequest
 from oncekey.dashboard.request_checks import ANSWER_MAX_CHARS
-from oncekey.engine import administration
-from oncekey.engine.administration import HttpAnswer
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.administration import HttpAnswer
+from oncekey.engine.keys.key_status import KeyStatus
 
 OPERATOR_MAX_CHARS: Final = 100
 REASON_MAX_CHARS: Final = 500

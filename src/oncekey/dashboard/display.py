@@ -11,9 +11,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.notes import decision, lines
+from oncekey.core.record import decision, lines
 from oncekey.core.step_format import StepStatus
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys.key_status import KeyStatus
 
 VALUE_SHOWN_MAX_CHARS: Final = 20_000
 HIDDEN: Final = "hidden: the dashboard was started without bodies"

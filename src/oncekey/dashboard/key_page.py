@@ -13,8 +13,8 @@ from oncekey.dashboard import display
 from oncekey.dashboard.page_request import PageRequest
 from oncekey.dashboard.request_checks import Refused
 from oncekey.dashboard.timeline import timeline_of
-from oncekey.engine import administration
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.key_status import KeyStatus
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 

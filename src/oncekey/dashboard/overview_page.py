@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from oncekey.dashboard import charts
 from oncekey.dashboard.page_request import PageRequest
-from oncekey.engine import administration
-from oncekey.engine.key_list import KeySummary
-from oncekey.engine.key_status import time_of
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.key_list import KeySummary
+from oncekey.engine.keys.key_status import time_of
 
 ATTENTION_ROWS_MAX: Final = 50
 REFRESH_SECONDS: Final = 5

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from oncekey.core.errors import ConfigurationError
 from oncekey.dashboard.page_request import PageRequest
 from oncekey.dashboard.request_checks import FIELD_MAX_CHARS, Refused
-from oncekey.engine import administration
-from oncekey.engine.key_list import STATES, Listing, query_of
-from oncekey.engine.key_status import time_of
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.key_list import STATES, Listing, query_of
+from oncekey.engine.keys.key_status import time_of
 
 SEARCH_ROWS_MAX: Final = 50
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from oncekey.core.notes import decision, lines
+from oncekey.core.record import decision, lines
 from oncekey.dashboard.display import span, when
-from oncekey.engine.key_status import KeyStatus, time_of
+from oncekey.engine.keys.key_status import KeyStatus, time_of
 
 LABEL_MIN_PERCENT: Final = 12.0  # narrower intervals have no room for their length
 

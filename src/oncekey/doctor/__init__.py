@@ -6,8 +6,8 @@
     for finding in diagnosis.problems:
         print(finding.severity, finding.check, finding.what, finding.mend)
 
-Stores bring checks of their own (oncekey.stores.checkup). This package adds those that no store can
-make: of what its records tell, of the app, and of proxies in front of it. It prints nothing.
+Stores bring checks of their own (oncekey.stores.inspection). This package adds those that no store
+can make: of what its records tell, of the app, and of proxies in front of it. It prints nothing.
 """
 
 from oncekey.doctor.diagnosis import Diagnosis, diagnose

@@ -17,9 +17,9 @@ from oncekey.core.record import FOREVER_US
 from oncekey.core.store import StoreLimits
 from oncekey.doctor.commit_checks import COMMITS, commit_findings
 from oncekey.doctor.handler_code import is_constant, mentions_attempt
-from oncekey.http.guarded_views import guarded_view_of
-from oncekey.http.route_table import routes_of
-from oncekey.stores.checkup import Check, Finding
+from oncekey.http.inspection.guarded_views import guarded_view_of
+from oncekey.http.inspection.route_table import routes_of
+from oncekey.stores.inspection import Check, Finding
 
 _KEYED_METHODS: Final = frozenset(("POST", "PATCH"))
 _SHOWN_MAX: Final = 10  # of the routes that a finding names
@@ -119,7 +119,7 @@ def app_findings(
     if app is None:
         yield GUARDS.info("not checked: no app was given", "name it with --app MODULE:APP")
         return
-    from oncekey.http.policy_discovery import find_policy  # needs oncekey[http]
+    from oncekey.http.inspection.policy_discovery import find_policy  # needs oncekey[http]
 
     routes = list(routes_of(app))
     try:

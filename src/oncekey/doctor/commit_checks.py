@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, Final
 
-from oncekey.engine.function_code import mentions_commit
-from oncekey.http.guarded_views import ServedView, guarded_views_in
-from oncekey.http.outer_layers import late_commits
-from oncekey.http.route_table import layers_of
-from oncekey.stores.checkup import Check, Finding
+from oncekey.engine.body_check import mentions_commit
+from oncekey.http.inspection.guarded_views import ServedView, guarded_views_in
+from oncekey.http.inspection.outer_layers import late_commits
+from oncekey.http.inspection.route_table import layers_of
+from oncekey.stores.inspection import Check, Finding
 
 COMMITS: Final = Check(
     "app.late-commits",
@@ -165,7 +165,7 @@ def _qualified(one: Any) -> str:
 def _django_finding() -> Finding:
     """The transactions and decorators around guarded views, and the middlewares outside of the
     guard."""
-    project = import_module("oncekey.http.django.outer_transactions")
+    project = import_module("oncekey.http.django.view_checks")
     late = project.late_transactions()
     if late:
         return COMMITS.broken("; ".join(late))

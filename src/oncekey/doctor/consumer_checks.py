@@ -17,7 +17,7 @@ from oncekey.engine.port import AnyPort
 from oncekey.queues import AsyncConsumer, BrokerFacts, BrokerUnavailable, Consumer
 from oncekey.queues.consumer_settings import plan_of
 from oncekey.queues.message_key import DELIVERY
-from oncekey.stores.checkup import Check, Finding
+from oncekey.stores.inspection import Check, Finding
 
 START: Final = Check(
     "app.consumer",

@@ -24,7 +24,7 @@ from oncekey.doctor.observed_checks import (
 )
 from oncekey.doctor.proxy_checks import PROXY_CHECKS, proxy_findings
 from oncekey.engine.store_urls import moving_urls, store_module
-from oncekey.stores.checkup import Check, Checkup, Finding, Severity
+from oncekey.stores.inspection import Check, Checkup, Finding, Severity
 
 # The version of the data; members are added to it without a new one, but never renamed or removed.
 FORMAT: Final = 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dis
 from typing import Any, Final
 
-from oncekey.engine.function_code import code_of, names_in
-from oncekey.http.guarded_views import unwrapped
+from oncekey.engine.body_check import code_of, names_in
+from oncekey.http.inspection.guarded_views import unwrapped
 
 # The names by which a body makes running it again harmless.
 _REPEATABLE: Final = frozenset(("step", "child_key", "fence"))

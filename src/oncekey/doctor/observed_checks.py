@@ -10,7 +10,7 @@ from typing import Final
 
 from oncekey.core.duration import human
 from oncekey.core.guarantees import Guarantee, Level
-from oncekey.stores.checkup import Check, Finding, ObservedRun
+from oncekey.stores.inspection import Check, Finding, ObservedRun
 
 RETRY_HORIZON_DEFAULT: Final = "24h"
 # Fewer runs of an operation than this say nothing about one in a hundred.

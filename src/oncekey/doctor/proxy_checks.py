@@ -21,7 +21,7 @@ from oncekey.doctor.proxy_directives import (
     matches,
     without_comments,
 )
-from oncekey.stores.checkup import Check, Finding
+from oncekey.stores.inspection import Check, Finding
 
 PROXY_FILE_MAX_BYTES: Final = 4 * 1024 * 1024
 

@@ -76,3 +76,18 @@ def new_owner() -> bytes:
 if hasattr(os, "register_at_fork"):
     # A child must not use tokens that its parent has drawn.
     os.register_at_fork(after_in_child=_tokens.clear)
+
+
+async def sleep(clock: Clock, us: int) -> None:
+    """asyncio.sleep on the engine's own clock."""
+    future = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    timer = clock.later(us, wake)
+    try:
+        await future
+    finally:
+        timer.cancel()

@@ -2,14 +2,17 @@
 
 The log gets what is rare, always. Subscribers get everything, and without any no event of the usual
 kinds is made: callers ask `subscribers` first. While the store is down the log is a subscriber too,
-so that it learns of the first answer.
+so that it learns of the first answer. An `Observer` gets the events, and is called around each body
+and step and after each batch, for histograms and spans. A runner makes a `Measured` only if
+somebody listens.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -20,11 +23,73 @@ from oncekey.core.identity import TAG_BYTES, Identity
 from oncekey.core.origin import FUNCTION, Origin, operation_of, origin_of
 from oncekey.engine.clock import Clock
 from oncekey.engine.event_log import EventLog
-from oncekey.engine.observers import End, Measured, Observer
+
+_log = logging.getLogger("oncekey")
+
+End = Callable[[], object]
+
+
+class Observer:
+    """What an observer may do; each method does nothing by default.
+
+    `on_body` and `on_step` are called in the thread or task of the body, directly before the body
+    or the step's function. What they return is called directly after it, there too, unless it is
+    None; so a context variable that was set can be set back.
+    """
+
+    def on_event(self, event: Event) -> None:
+        """A decision was made."""
+
+    def on_body(self, event: Event) -> End | None:
+        """A body is about to run; the event is that of its claim."""
+
+    def on_step(self, operation: str, tag: str, step: str) -> End | None:
+        """A step's function is about to be called."""
+
+    def on_batch(self, size: int, elapsed_us: int) -> None:
+        """A batch of commands was sent to the store, and took so long."""
+
+
+class Measured:
+    """The event of one attempt's claim, when its body began and ended on the engine's clock, and
+    what the observers want to be called at its end."""
+
+    __slots__ = ("began_at", "claimed", "ended_at", "ends")
+
+    def __init__(self, claimed: Event) -> None:
+        self.claimed = claimed
+        self.began_at = 0
+        self.ended_at = 0
+        self.ends: Sequence[End] = ()
+
+    def end(self, now: int) -> None:
+        """The body has ended. Called again, or if it never began, this changes nothing."""
+        if self.began_at and not self.ended_at:
+            self.ended_at = now
+            if self.ends:
+                ends, self.ends = self.ends, ()
+                call_ends(ends)
+
+
+def call_ends(ends: Sequence[End]) -> None:
+    for end in ends:
+        try:
+            end()
+        except Exception:
+            _log.exception("an observer failed")
+
+
+@contextmanager
+def observed(ends: Sequence[End]) -> Iterator[None]:
+    """Call what observers want to be called, however the block ends."""
+    try:
+        yield
+    finally:
+        call_ends(ends)
+
 
 Subscriber = Callable[[Event], None]
 
-_log = logging.getLogger("oncekey")
 
 # What every healthy run consists of. The log has nothing to say about these.
 _FINISHED: Final = EventKind.FINISHED

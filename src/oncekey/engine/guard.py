@@ -9,7 +9,7 @@ from typing import Any
 
 from oncekey.core.errors import ConfigurationError, NotStarted
 from oncekey.core.identity import KeyLike
-from oncekey.engine.runner_base import whole_call
+from oncekey.engine.attempts.runner_base import whole_call
 
 Picker = Callable[..., Any]
 

@@ -22,7 +22,7 @@ from oncekey.core.origin import Origin, is_own, label_of
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.store import StoreLimits
-from oncekey.engine.body_codecs import LAMBDA, body_codec
+from oncekey.engine.body_check import LAMBDA, body_codec
 from oncekey.engine.clock import Clock, new_owner
 from oncekey.engine.guarantee_check import GuaranteeLost, GuaranteeMonitor, refusal_of
 

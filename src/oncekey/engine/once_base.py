@@ -21,24 +21,22 @@ from oncekey.core.guarantees import Guarantee
 from oncekey.core.identity import Identities, KeyLike
 from oncekey.core.policy import Policy
 from oncekey.core.store import StoreLimits
-from oncekey.engine.attempt_outcomes import Outcomes
+from oncekey.engine.attempts.attempt_outcomes import CACHE_ENTRIES_DEFAULT, Outcomes, ReplayCache
+from oncekey.engine.background.periodic_task import check_limit, check_period
+from oncekey.engine.background.sweeper import SweepPlan, sweep_plan
 from oncekey.engine.clock import Clock, SystemClock
-from oncekey.engine.event_bus import EventBus, Subscriber
+from oncekey.engine.event_bus import EventBus, Observer, Subscriber
 from oncekey.engine.guarantee_check import GuaranteeMonitor
 from oncekey.engine.guard import check_operation, check_recover
 from oncekey.engine.jobs import NO_LIMITS, Job, JobFactory
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys.key_status import KeyStatus
 from oncekey.engine.lifetime import (
     EngineResources,
     closed_error,
     free_when_dropped,
     reopen_store,
 )
-from oncekey.engine.observers import Observer
-from oncekey.engine.periodic_base import check_limit, check_period
 from oncekey.engine.registry import Registered, Registry, plain_copy
-from oncekey.engine.replay_cache import CACHE_ENTRIES_DEFAULT, ReplayCache
-from oncekey.engine.sweeper_base import SweepPlan, sweep_plan
 
 _log = logging.getLogger("oncekey")
 

@@ -14,16 +14,16 @@ from oncekey.core.codec import Codec
 from oncekey.core.commands import Seen
 from oncekey.core.identity import KeyLike
 from oncekey.core.origin import Origin
-from oncekey.engine.administration import Plan
-from oncekey.engine.batch import Sent
+from oncekey.engine.batches.batch import Sent
 from oncekey.engine.jobs import Job
+from oncekey.engine.keys.administration import Plan
 from oncekey.engine.once_base import OnceBase
 
 if TYPE_CHECKING:
-    from oncekey.engine.aio.body import AsyncBody
-    from oncekey.engine.aio.once import AsyncOnce
-    from oncekey.engine.blocking.once import Once
-    from oncekey.engine.blocking.runner import Body
+    from oncekey.engine.async_once import AsyncOnce
+    from oncekey.engine.attempts.async_body import AsyncBody
+    from oncekey.engine.attempts.runner import Body
+    from oncekey.engine.once import Once
     from oncekey.engine.results import Result
 
 T = TypeVar("T")

@@ -1,7 +1,8 @@
 """The operations that are registered with an engine, so that somebody else can finish them.
 
 The arguments of a registered operation are stored with its key before it begins. If its caller does
-not come back, a completer (completer_base.py) runs it to its end, or calls its `recover`.
+not come back, a completer (background/completion_flow.py) runs it to its end, or calls its
+`recover`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ from oncekey.core.codec import (
     StoredValue,
     Tombstone,
     head_of,
+    undecodable,
     unpack,
+    value_of,
 )
 from oncekey.core.commands import from_fields
 from oncekey.core.effects import AttemptOutcome
@@ -73,31 +75,6 @@ def conclude(job: Job, outcome: AttemptOutcome) -> Result[Any]:
         raise
 
 
-def value_of(stored: StoredValue, codec: Codec) -> Any:
-    """The decoded value; raises NotReplayable if it cannot be decoded."""
-    if stored.codec != codec.name:
-        codec = _older(codec, stored.codec)
-    try:
-        return codec.load(stored.data)
-    except Exception as error:  # the codec may be the user's
-        raise NotReplayable(_undecodable(error)) from error
-
-
-def _older(codec: Codec, name: str) -> Codec:
-    """The codec of this name among those that `codec` has replaced."""
-    for older in getattr(codec, "older", ()):
-        if older.name == name:
-            found: Codec = older
-            return found
-    raise NotReplayable(
-        f"the answer was stored by codec {name!r}, this operation uses {codec.name!r}"
-    )
-
-
-def _undecodable(error: Exception) -> str:
-    return f"the stored answer cannot be decoded: {type(error).__name__}: {error}"
-
-
 def result_of(
     whose: Identified,
     codec: Codec,
@@ -114,7 +91,7 @@ def result_of(
         try:
             value = codec.load(body[len(head) :])
         except Exception as error:  # the codec may be the user's
-            raise NotReplayable(_undecodable(error), **_where(whose.identity)) from error
+            raise NotReplayable(undecodable(error), **_where(whose.identity)) from error
         return from_fields(Result, (value, replayed, attempt, fence, seconds))
     stored, identity = unpack(body), whose.identity
     if isinstance(stored, StoredValue):

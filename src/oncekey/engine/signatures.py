@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.blocking.attempt import Attempt
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.attempts.attempt import Attempt
 
 P = ParamSpec("P")
 S = TypeVar("S")

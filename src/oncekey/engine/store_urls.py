@@ -3,7 +3,7 @@
 Other packages add schemes with an entry point in the group "oncekey.stores": scheme = module.
 A store module has `open_blocking(url)` and `open_async(url)`, and for the command line
 `inspect(url)`, `migrate(url)` and `migration_script(url)` (see oncekey.stores.inspection), and
-`checkup(url)` (see oncekey.stores.checkup).
+`checkup(url)` (see oncekey.stores.inspection).
 
 moving://OLD,NEW names two stores, while keys move from the first to the second: the scheme of each
 names its own module, and oncekey.stores.move makes one store of them.

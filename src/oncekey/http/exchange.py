@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import lru_cache
 from typing import Any, Final, Self
 from urllib.parse import quote
 
@@ -25,17 +26,23 @@ from oncekey.core.errors import (
 )
 from oncekey.core.events import Event, EventKind
 from oncekey.core.identity import OPERATION_MAX_CHARS, SCOPE_MAX_CHARS
+from oncekey.core.origin import NAME_MAX_CHARS, ROUTE_MAX_CHARS, Origin, shown
 from oncekey.http import problem as problems
-from oncekey.http.canonical_body import TooLarge, UnreadableBody
 from oncekey.http.key_header import HEADER, RefusedField, read_key
-from oncekey.http.latency import LatencyAverages
-from oncekey.http.message import Headers, Request, RequestHeaders, Response
+from oncekey.http.message import (
+    Headers,
+    Request,
+    RequestHeaders,
+    Response,
+    TooLarge,
+    UnreadableBody,
+)
 from oncekey.http.problem import Problem, Render, problem_for, refusal_response
 from oncekey.http.request_fingerprint import fingerprint_bytes
-from oncekey.http.request_origin import SURFACE, origin_of_request
 from oncekey.http.response_codec import CODEC
 from oncekey.http.rules import Rule, Rules
 
+SURFACE: Final = "http"
 ATTEMPT: Final = "oncekey.attempt"  # in the scope or environ: the attempt a handler runs in
 OPERATION_DEFAULT: Final = "http"
 POLICY_URL_DEFAULT: Final = "/idempotency-policy"
@@ -46,7 +53,8 @@ STORE_DOWN_HEADERS: Final[Headers] = ((UNPROTECTED, b"store-down"),)
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LENGTH_DIGITS: Final = 18
 _BODILESS: Final = frozenset({204, 205, 304})
-
+_ORIGINS_REMEMBERED: Final = 1_024
+_LATENCY_WEIGHT: Final = 0.2  # of the latest request
 
 # The arguments of the engine's `run`, by name, but for the body.
 RunArguments = dict[str, Any]
@@ -115,10 +123,6 @@ class Exchange:
                 return self.problem_response(problems.INVALID._replace(detail=str(error)))
         return key
 
-    def has_key(self, headers: RequestHeaders) -> bool:
-        """Whether there is a key, valid or not."""
-        return HEADER in headers
-
     def declared_too_large(self, rule: Rule, headers: RequestHeaders) -> bool:
         """Whether the Content-Length exceeds the limit."""
         lines = headers.get(b"content-length")
@@ -135,10 +139,8 @@ class Exchange:
         """The arguments for a request; or the refusal of a body that cannot be decoded."""
         try:
             compared = fingerprint_bytes(request, rule)
-        except TooLarge as error:
-            return self.too_large(rule, error.limit, error.unit)
-        except UnreadableBody as error:
-            return self.unreadable(str(error))
+        except (TooLarge, UnreadableBody) as error:
+            return self.refused_body(rule, error)
         return {
             "operation": self.operation,
             "key": key,
@@ -154,8 +156,10 @@ class Exchange:
     def problem_response(self, problem: Problem, **more: Any) -> Response:
         return refusal_response(problem, policy_url=self.policy_url, render=self._render, **more)
 
-    def unreadable(self, detail: str) -> Response:
-        return self.problem_response(problems.UNREADABLE._replace(detail=detail))
+    def refused_body(self, rule: Rule, error: TooLarge | UnreadableBody) -> Response:
+        if isinstance(error, TooLarge):
+            return self.too_large(rule, error.limit, error.unit)
+        return self.problem_response(problems.UNREADABLE._replace(detail=str(error)))
 
     def too_large(self, rule: Rule, most: int | None = None, unit: str = "bytes") -> Response:
         detail = f"At most {most or rule.max_request} {unit} are accepted, decompressed too."
@@ -234,3 +238,37 @@ def checked_principal(found: object) -> str:
 def unprotected_event(error: OncekeyError) -> Event:
     """The event of a request that runs although the store is down, with this error."""
     return Event(EventKind.UNPROTECTED, error.operation, "", error.tag, surface=SURFACE)
+
+
+def origin_of_request(rule: Rule, request: Request) -> Origin:
+    """The origin of a guarded request: its method and route, which describe its record to
+    operators. The route is the template of the framework's own where that is known, else the path
+    of the rule, else the path that was requested."""
+    template = request.template
+    if not template:
+        template = rule.path if "*" not in rule.path else ""
+    return _origin(request.method, template or request.path, request.name)
+
+
+@lru_cache(_ORIGINS_REMEMBERED)
+def _origin(method: str, path: str | bytes, name: str) -> Origin:
+    text = path.decode("ascii", "replace") if isinstance(path, bytes) else path
+    return Origin(SURFACE, shown(f"{method} {text}", ROUTE_MAX_CHARS), shown(name, NAME_MAX_CHARS))
+
+
+class LatencyAverages:
+    """How long the requests of each rule take, for the Retry-After of their duplicates: exponential
+    moving averages in memory. Nothing depends on their being exact."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}  # by id(rule): rules are few and live for ever
+
+    def record(self, rule: Rule, seconds: float) -> None:
+        old = self._seconds.get(id(rule))
+        self._seconds[id(rule)] = (
+            seconds if old is None else old + _LATENCY_WEIGHT * (seconds - old)
+        )
+
+    def average(self, rule: Rule) -> float | None:
+        """The average in seconds; None before the first request."""
+        return self._seconds.get(id(rule))

@@ -14,14 +14,13 @@ from struct import Struct
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from oncekey.http.canonical_body import (
-    canonical_bytes,
+from oncekey.http.body_comparison import (
+    comparable_bytes,
     is_parsed_type,
     raw_bytes,
     without_content_coding,
 )
-from oncekey.http.message import Request, RequestHeaders
-from oncekey.http.request_body import BODY_SPILL_BYTES, Body
+from oncekey.http.message import BODY_SPILL_BYTES, Body, Request, RequestHeaders
 from oncekey.http.rules import Rule
 
 # Bodies up to this size are parsed on the event loop, longer ones in a thread.
@@ -76,7 +75,7 @@ def _joined_parts(request: Request, rule: Rule, body: bytes | Body, codings: byt
     if codings:  # unknown ones are left on the body
         content = raw_bytes(body if isinstance(body, Body) else Body(body))
     else:
-        content = canonical_bytes(body, media, boundary, rule.ignore, rule.only)
+        content = comparable_bytes(body, media, boundary, rule.ignore, rule.only)
     # A boundary matters only if the parts could not be parsed.
     kind = normalized if not boundary or content[:1] == b"m" else line
     if query:

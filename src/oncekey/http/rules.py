@@ -1,7 +1,12 @@
 """The rules that say which requests are guarded, and how.
 
+Servers pass on the path that the client wrote, and routers interpret it differently: some merge
+slashes, some resolve dots, some accept a whole URL, and a pattern that ends in `$` also matches
+before a final line break. A rule that was matched against the text only could be bypassed by
+`//pay`. Therefore a request is guarded if a rule matches any normal form of its path.
+
 Owns the options of a rule, their defaults and limits, and the choice of a request's rule. Which
-responses are stored is in outcomes.py.
+responses are stored is in stored_responses.py.
 """
 
 from __future__ import annotations
@@ -11,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Final, TypedDict
+from urllib.parse import unquote, urlparse
 
 from oncekey.core.derived_keys import checked_namespaces
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import MAX_BYTES_CAP, Policy
-from oncekey.http.path_readings import is_plain, readings
 
 METHODS_DEFAULT: Final = ("POST", "PATCH")
 ANY_METHOD: Final = "*"  # in a rule's methods: every one but the safe methods
@@ -40,6 +45,7 @@ READ_HEADERS: Final = frozenset(
     {b"idempotency-key", b"content-length", b"content-type", b"content-encoding"}
 )
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_SLASHES = re.compile(r"//+")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")
 _OTHER_PARAMETER = re.compile(r"\{[^{}]*:|[<>]")  # the syntax of other routers
 
@@ -224,8 +230,9 @@ class Rules:
         """Return the rule that guards a request, or None if no rule does.
 
         `paths` are the paths that a router may take the request's path for, and each has further
-        readings. If they match several rules, the request is guarded, and by a rule that requires
-        a key if there is one: a client must not choose its rule by the way it spells a path.
+        normal forms. If they match several rules, the request is guarded, and by a rule that
+        requires a key if there is one: a client must not choose its rule by the way it spells a
+        path.
         """
         try:
             return self._found[method, *paths]
@@ -241,17 +248,17 @@ class Rules:
     def _find_any(self, method: str, paths: tuple[str, ...]) -> Rule | None:
         if method in SAFE_METHODS:
             return None
-        if len(paths) == 1 and is_plain(paths[0]):
+        if len(paths) == 1 and _is_plain(paths[0]):
             found = self._first(method, paths[0])
             return found if found is not None and found.guarded else None
-        all_paths = {reading for path in paths for reading in readings(path)}
+        all_paths = {form for path in paths for form in _normal_forms(path)}
         matching_ids = {id(self._first(method, path)) for path in all_paths}
         guarded = [rule for rule in self.all if rule.guarded and id(rule) in matching_ids]
         return min(guarded, key=lambda rule: not rule.required, default=None)
 
     def excludes(self, method: str, *paths: str) -> bool:
         """Whether such a request is unguarded on purpose, by a rule with guarded=False."""
-        all_paths = {reading for path in paths for reading in readings(path)}
+        all_paths = {form for path in paths for form in _normal_forms(path)}
         matching = [self._first(method.upper(), path) for path in all_paths]
         return any(rule is not None and not rule.guarded for rule in matching)
 
@@ -281,3 +288,66 @@ def _compiled(path: str) -> re.Pattern[str]:
     if len(pieces) > 1:
         pattern += "[^/]+" + pieces[-1]
     return re.compile(pattern + (".*" if rest else "/?"), re.DOTALL)
+
+
+# --- normal forms of a path -----------------------------------------------------------------------
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path is its only normal form, as nearly all are: no step below would change it."""
+    return (
+        path[:1] == "/"
+        and "//" not in path
+        and "/." not in path
+        and "%" not in path
+        and path[-1:] != "\n"
+    )
+
+
+def _normal_forms(path: str) -> tuple[str, ...]:
+    """The path, and every other path that a router may take it for."""
+    if _is_plain(path):
+        return (path,)
+    paths = dict.fromkeys([path])
+    for step in (_without_origin, _without_line_end, unquote, _rooted, _merged, _resolved):
+        paths.update(dict.fromkeys([step(one) for one in paths]))
+    return tuple(paths)
+
+
+def _without_origin(path: str) -> str:
+    """The path of a request whose target is a whole URL, without the URL's parameters."""
+    if path.startswith("/"):
+        return path
+    try:
+        return urlparse(path).path
+    except ValueError:  # not a URL either
+        return path
+
+
+def _without_line_end(path: str) -> str:
+    return path.removesuffix("\n")
+
+
+def _rooted(path: str) -> str:
+    return path if path.startswith("/") else "/" + path
+
+
+def _merged(path: str) -> str:
+    return _SLASHES.sub("/", path)
+
+
+def _resolved(path: str) -> str:
+    """The path with its `.` and `..` segments resolved."""
+    if "/." not in path:
+        return path
+    kept: list[str] = []
+    parts = path.split("/")
+    for part in parts:
+        if part == "..":
+            del kept[-1:]  # and no copy of the rest, which a stranger makes long
+            kept = kept or [""]
+        elif part != ".":
+            kept.append(part)
+    if parts[-1] in (".", ".."):
+        kept.append("")
+    return "/".join(kept) or "/"

@@ -83,7 +83,7 @@ class UnguardedKeys:
 
 
 def mark_key_guarded(scope: Any) -> None:
-    """Tell the guards further outside that the key of this request is guarded."""
+    """Let the guards further outside know that the key of this request is guarded."""
     guarded: list[bool] | None = scope.get(KEY_GUARDED)
     if guarded is not None:
         guarded.append(True)

@@ -17,7 +17,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.store import Store
-from oncekey.engine.administration import run_plan
+from oncekey.engine.keys.administration import run_plan
 from oncekey.metrics.store_gauges import READ_AT, READ_SECONDS, UP, Reading, StoreWatch, gauges_of
 from oncekey.stores.outbox_commands import Measure, OutboxCounts
 

@@ -25,7 +25,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Statu
 
 from oncekey import __version__
 from oncekey.core.events import Event, EventKind
-from oncekey.engine.observers import End, Observer
+from oncekey.engine.event_bus import End, Observer
 from oncekey.engine.once_base import OnceBase
 from oncekey.metrics.event_counts import OUTCOMES
 

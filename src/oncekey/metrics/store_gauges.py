@@ -15,9 +15,9 @@ from oncekey.core.record import Record, State
 from oncekey.core.search import NEWEST, Page, Query
 from oncekey.core.state_machine import state_now
 from oncekey.core.store import Unfinished
-from oncekey.engine.administration import Plan, StoreCall
-from oncekey.engine.store_stats import Stats, stats_of
-from oncekey.engine.watchlist import LOOKS, MARGIN_US, PAGE
+from oncekey.engine.background.watchlist import LOOKS, MARGIN_US, PAGE
+from oncekey.engine.keys.administration import Plan, StoreCall
+from oncekey.engine.keys.store_stats import Stats, stats_of
 from oncekey.stores.outbox_commands import OutboxCounts
 
 OPEN_KEYS_MAX: Final = 20_000

@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.events import Event, EventKind
-from oncekey.engine.observers import Observer
+from oncekey.engine.event_bus import Observer
 
 TALLY_MAX: Final = 256
 TALLY_SECONDS: Final = 1.0

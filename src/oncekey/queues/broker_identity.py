@@ -32,8 +32,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.guarantees import Level
 from oncekey.core.identity import SCOPE_MAX_CHARS
 from oncekey.core.origin import OWN_OPERATIONS, ROUTE_MAX_CHARS, Origin, shown
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.queues.consumer_settings import SURFACE, BrokerFacts, ConsumerSettings, check_text
 
 # The key that remembers which broker a scope belongs to. It stays for as long as keys can.

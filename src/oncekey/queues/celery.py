@@ -26,9 +26,9 @@ from celery.local import PromiseProxy, Proxy
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.context import current_attempt
-from oncekey.engine.kept_steps import warn_of_kept_steps
+from oncekey.engine.attempts.attempt_base import current_attempt
+from oncekey.engine.attempts.kept_steps import warn_of_kept_steps
+from oncekey.engine.once import Once
 from oncekey.engine.port import Port
 from oncekey.queues.celery_delivery import GuardedTask, visibility_timeout_s
 from oncekey.queues.task_guard import (

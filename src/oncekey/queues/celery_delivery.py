@@ -40,8 +40,8 @@ from oncekey.core.errors import (
     OperationFailed,
     StoreUnavailable,
 )
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.context import current_attempt
+from oncekey.engine.attempts.attempt_base import current_attempt
+from oncekey.engine.once import Once
 from oncekey.engine.results import Result
 from oncekey.queues.disposition import describe
 from oncekey.queues.redrive import REDRIVE_HEADER

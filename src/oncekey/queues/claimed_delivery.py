@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from oncekey.core.errors import OncekeyError
-from oncekey.engine.batch import Sent
+from oncekey.engine.batches.batch import Sent
 from oncekey.engine.jobs import Job
 from oncekey.engine.port import AnyPort
 from oncekey.queues.consumer_settings import ConsumerPlan

@@ -37,7 +37,7 @@ from oncekey.core.errors import (
     StoreUnavailable,
     Terminal,
 )
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.engine.port import Port
 from oncekey.queues.redrive import REDRIVE_HEADER
 from oncekey.queues.task_guard import (

@@ -44,7 +44,7 @@ from oncekey.core.errors import (
     StoreUnavailable,
     Terminal,
 )
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.port import AsyncPort
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
 from oncekey.queues.broker_identity import async_bound_scope

@@ -15,7 +15,7 @@ from faststream import StreamMessage
 from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.rabbit_facts import cluster_doubt, parse_cluster, virtual_host
+from oncekey.queues.rabbitmq.settings import cluster_doubt, parse_cluster, virtual_host
 
 # The only package of FastStream whose broker keeps a rejected message, and tells which one it is.
 RABBIT: Final = "faststream.rabbit"

@@ -33,10 +33,10 @@ from oncekey.core.errors import (
     Terminal,
 )
 from oncekey.core.identity import KeyLike
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.once import Once
 from oncekey.engine.results import Result
 from oncekey.queues.delivery_flow import TransactionAborted
 from oncekey.stores.postgres.errors import IN_FAILED_TRANSACTION, sqlstate_of

@@ -12,8 +12,8 @@ from typing import Any, overload
 
 from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker_identity import KnownScopes, async_bound_scope, bound_scope

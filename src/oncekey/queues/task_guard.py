@@ -19,9 +19,9 @@ from oncekey.core.errors import ConfigurationError, InvalidKey, KeyChanged
 from oncekey.core.identity import OPERATION_MAX_CHARS, KeyLike
 from oncekey.core.origin import ROUTE_MAX_CHARS, Origin, shown
 from oncekey.core.policy import OPTION_NAMES
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.function_code import mentions_commit
-from oncekey.engine.key_status import status_of
+from oncekey.engine.body_check import mentions_commit
+from oncekey.engine.keys.key_status import status_of
+from oncekey.engine.once import Once
 from oncekey.engine.port import Port
 from oncekey.queues.disposition import HIDE_MARGIN_S
 from oncekey.queues.queue_message import Message

@@ -47,9 +47,9 @@ from oncekey.core.errors import (
     NotStarted,
     StoreUnavailable,
 )
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.kept_steps import late_part
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.attempts.kept_steps import late_part
 from oncekey.engine.port import AsyncPort
 from oncekey.queues.task_guard import (
     ARGUMENTS,

@@ -1,11 +1,22 @@
-"""A record as one value of bytes, for stores that keep a value per key (Redis, etcd).
+"""Records and steps as bytes.
+
+The steps of an operation are one column in the SQL stores:
+
+    nothing     no steps: the common case costs no byte
+    byte 0      format version
+    then, per step, a head of fixed size and what it counts:
+        u16 length of the name · u8 done · i64 time · u32 length of the body · name · body
+
+Steps are created and deleted with their record and are always read as a whole, so a table of their
+own would cost a join and gain nothing. Stores that keep a value per key (Redis, etcd) have the
+whole record in it:
 
     head      of fixed size, so that a script in the server finds what it compares at fixed places:
               u8 version · u8 state · u8 retry_safe · i64 fence · u32 revision · u32 attempt ·
               i64 created_at · i64 lease_until · i64 finished_at · i64 keep · i64 audit ·
               i64 keep_unknown · 16 bytes owner · then the lengths of what follows:
               u16 fingerprint · u16 scope · u16 label · u16 key · u32 note · u32 steps
-    then      fingerprint · scope · label · key · note · steps (step_column.py) · body
+    then      fingerprint · scope · label · key · note · steps · body
 
 All numbers are big-endian. The body is last, and as long as what is left, so an outcome is added
 without moving anything. `revision` grows with every write of a record: together with the fence it
@@ -15,12 +26,50 @@ names one version of it. This module knows no store.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from oncekey.core.codec import pack_tombstone
 from oncekey.core.commands import Finish, from_fields
-from oncekey.core.record import Record, State
-from oncekey.stores.step_column import pack_steps, unpack_steps
+from oncekey.core.record import Record, State, Step
+
+_STEPS_VERSION: Final = 1
+_STEP_HEAD: Final = struct.Struct(">HBqI")
+
+
+def pack_steps(steps: Sequence[Step]) -> bytes:
+    """The steps encoded as bytes, in their order."""
+    if not steps:
+        return b""
+    parts = [bytes([_STEPS_VERSION])]
+    for name, done, body, at in steps:
+        text = name.encode()
+        parts += (_STEP_HEAD.pack(len(text), done, at, len(body)), text, body)
+    return b"".join(parts)
+
+
+def unpack_steps(data: bytes) -> tuple[Step, ...]:
+    """The steps decoded from bytes. ValueError if another release wrote them, or if they are cut
+    short."""
+    if not data:
+        return ()
+    if data[0] != _STEPS_VERSION:
+        raise ValueError(f"stored steps have format {data[0]}, this version reads {_STEPS_VERSION}")
+    steps = []
+    at_byte = 1
+    while at_byte < len(data):
+        if at_byte + _STEP_HEAD.size > len(data):
+            raise ValueError("stored steps are cut short")
+        name_length, done, at, body_length = _STEP_HEAD.unpack_from(data, at_byte)
+        name_from = at_byte + _STEP_HEAD.size
+        body_from = name_from + name_length
+        at_byte = body_from + body_length
+        if at_byte > len(data):
+            raise ValueError("stored steps are cut short")
+        name = data[name_from:body_from].decode()
+        steps.append(Step(name, bool(done), data[body_from:at_byte], at))
+    return tuple(steps)
+
 
 VERSION: Final = 1
 OWNER_BYTES: Final = 16

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.notes import NOTE_KEPT_CHARS, NOTE_MAX_CHARS
+from oncekey.core.record import NOTE_KEPT_CHARS, NOTE_MAX_CHARS
 
 # A sighting is written again if the last one is older than this. So a store is not written to
 # whenever it looks, and the time of the last sighting is right within an hour.

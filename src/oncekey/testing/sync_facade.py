@@ -28,12 +28,11 @@ from oncekey.core.store import (
     StoreLimits,
     Unfinished,
 )
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.aio.parallel import AsyncParallel
-from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT, Completed
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt, AsyncParallel
+from oncekey.engine.background.completion_flow import COMPLETE_LIMIT_DEFAULT, Completed
 from oncekey.engine.event_bus import Subscriber
-from oncekey.engine.key_status import KeyStatus
+from oncekey.engine.keys.key_status import KeyStatus
 from oncekey.engine.results import Result
 
 T = TypeVar("T")

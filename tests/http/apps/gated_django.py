@@ -24,8 +24,8 @@ from tests.http.apps.call_log import FOLDER, CallLog, Receive, Send
 from tests.http.apps.movable_clock import MovableClock
 
 from oncekey import Once, Policy
-from oncekey.http import sync_response_buffer
 from oncekey.http.django import idempotent
+from oncekey.http.wsgi import request_guard
 from oncekey.stores.sqlite import SQLiteStore
 
 CLOCK = MovableClock(FOLDER)
@@ -36,7 +36,7 @@ CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
 KEYS = "keys"  # the alias of the database that has the keys
 MAX_RESPONSE = 3_000_000
 
-vars(sync_response_buffer)["HOLD_MAX_BYTES"] = 4_000_000  # so that tests are quick
+vars(request_guard)["HOLD_MAX_BYTES"] = 4_000_000  # so that tests are quick
 
 
 def effect(name: str) -> None:

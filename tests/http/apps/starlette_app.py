@@ -24,8 +24,7 @@ from starlette.routing import Route
 from tests.http.apps.movable_clock import MovableClock
 
 from oncekey import AsyncOnce, Policy
-from oncekey.http import response_buffer
-from oncekey.http.asgi import IdempotencyMiddleware, attempt_of
+from oncekey.http.asgi import IdempotencyMiddleware, attempt_of, response_buffer
 from oncekey.http.rules import Rule
 from oncekey.stores.sqlite import AsyncSQLiteStore
 
@@ -35,7 +34,7 @@ CLOCK = MovableClock(FOLDER)
 POLICY = Policy(lease="1m")
 CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
 POLL = 0.002
-response_buffer.HOLD_MAX_BYTES = 4_000_000  # type: ignore[misc]  # so that tests are quick
+vars(response_buffer)["HOLD_MAX_BYTES"] = 4_000_000  # so that tests are quick
 
 
 def engine() -> AsyncOnce:

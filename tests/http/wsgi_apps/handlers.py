@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from tests.http.apps.movable_clock import MovableClock
 
 from oncekey import Once, Policy
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.http import sync_response_buffer
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.http.wsgi import request_guard
 from oncekey.stores.sqlite import SQLiteStore
 
 FOLDER = Path(os.environ["GUARDED_FOLDER"])
@@ -28,7 +28,7 @@ CALLERS = {"Bearer alice": "alice", "Bearer bob": "bob"}
 POLL = 0.002
 HOLD_MAX = 4_000_000
 
-vars(sync_response_buffer)["HOLD_MAX_BYTES"] = HOLD_MAX
+vars(request_guard)["HOLD_MAX_BYTES"] = HOLD_MAX
 
 
 class HandlerResponse(NamedTuple):

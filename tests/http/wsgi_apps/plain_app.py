@@ -9,7 +9,8 @@ from typing import Any
 from tests.http.wsgi_apps import handlers
 
 from oncekey.http.rules import Rule
-from oncekey.http.wsgi import IdempotencyWSGI, attempt_of, status_line
+from oncekey.http.wsgi import IdempotencyWSGI, attempt_of
+from oncekey.http.wsgi.middleware import status_line
 
 Start = Callable[..., Callable[[bytes], None]]
 

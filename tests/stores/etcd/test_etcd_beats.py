@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.stores.etcd.cluster_store import ClusterStore
+from oncekey.stores.etcd.shared_store import SharedStore
 
 
 def test_the_beat_goes_on_after_an_error_that_nobody_expects(
@@ -32,7 +32,7 @@ def test_the_beat_goes_on_after_an_error_that_nobody_expects(
 
     async def main() -> None:
         sessions: Any = Sessions()
-        store: Any = ClusterStore.__new__(ClusterStore)
+        store: Any = SharedStore.__new__(SharedStore)
         store.sessions = sessions
         store.held = type("Held", (), {"of_session": None})
 

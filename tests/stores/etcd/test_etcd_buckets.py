@@ -13,8 +13,8 @@ from oncekey.core.commands import Busy, Claimed, Done, Finish, Look, Seen
 from oncekey.core.record import State
 from oncekey.core.search import NEWEST, Query
 from oncekey.stores.etcd import EtcdStore
-from oncekey.stores.etcd.cluster_store import ClusterStore
-from oncekey.stores.etcd.stored_value import end_of
+from oncekey.stores.etcd.keyspace import end_of
+from oncekey.stores.etcd.shared_store import SharedStore
 from oncekey.stores.etcd.transactions import range_of
 from oncekey.testing.contract.store_case import AUDIT, KEEP, LEASE, claim, token
 from oncekey.testing.fake_clock import FakeClock
@@ -50,7 +50,7 @@ def test_s7_a_sweep_removes_no_more_of_a_bucket_than_it_is_told(pair: Pair) -> N
     assert pair.one.run(_keys_left) == [b"floor"]
 
 
-async def _keys_left(cluster: ClusterStore) -> list[bytes]:
+async def _keys_left(cluster: SharedStore) -> list[bytes]:
     """What is stored besides sessions."""
     keys = cluster.keys
     request = range_of(keys.root, end=end_of(keys.root), keys_only=True)

@@ -20,8 +20,8 @@ from oncekey.core.commands import Claimed, Command, Done, Finish, Look, Replay, 
 from oncekey.core.errors import ConfigurationError, NotReplayable, StoreUnavailable
 from oncekey.core.record import State
 from oncekey.stores.etcd import EtcdStore, open_blocking
-from oncekey.stores.etcd.cluster_store import ClusterStore
 from oncekey.stores.etcd.errors import NoSpace
+from oncekey.stores.etcd.shared_store import SharedStore
 from oncekey.testing.contract.store_case import KEEP, claim, token
 
 SUCCEEDED = State.SUCCEEDED
@@ -277,7 +277,7 @@ def test_s5_an_etcd_lease_that_ends_before_it_is_used_is_store_unavailable() -> 
     process.close()
 
 
-async def _end_next_lease(cluster: ClusterStore) -> None:
+async def _end_next_lease(cluster: SharedStore) -> None:
     real = cluster.members.call
 
     async def call(name: str, request: Any, end: float) -> Any:

@@ -25,7 +25,7 @@ from oncekey.core.commands import (
 )
 from oncekey.core.record import State
 from oncekey.core.state_machine import state_now
-from oncekey.stores.etcd.store_clock import elapsed_us
+from oncekey.stores.etcd.held_claims import elapsed_us
 from oncekey.testing.contract.store_case import KEEP, LEASE, SECOND, claim, token
 
 HOUR = 3_600 * SECOND

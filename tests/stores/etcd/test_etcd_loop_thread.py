@@ -13,8 +13,8 @@ from tests.support.etcd_stores import etcd
 from oncekey.core.commands import Claimed
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.etcd import AsyncEtcdStore, EtcdStore
-from oncekey.stores.etcd.cluster_store import ClusterStore
-from oncekey.stores.etcd.loop_thread import StoreLoop
+from oncekey.stores.etcd.etcd_store import StoreLoop
+from oncekey.stores.etcd.shared_store import SharedStore
 from oncekey.testing.contract.store_case import claim, token
 
 SECONDS = 30  # only a call that hangs takes so long
@@ -73,7 +73,7 @@ def _stall(store: EtcdStore | AsyncEtcdStore) -> threading.Event:
         stalled.set()
         await asyncio.Event().wait()
 
-    async def prepare(cluster: ClusterStore) -> None:
+    async def prepare(cluster: SharedStore) -> None:
         cluster.members.call = call  # type: ignore[method-assign]
 
     store._loop.run(store._on_loop(prepare))
@@ -105,7 +105,7 @@ def test_a_dropped_store_is_abandoned_from_the_thread_of_its_own_loop() -> None:
     thread = store._loop._thread
     assert thread is not None
 
-    async def collect(cluster: ClusterStore) -> None:
+    async def collect(cluster: SharedStore) -> None:
         store.abandon()
 
     with pytest.raises(StoreUnavailable, match="closed during the call"):
@@ -115,7 +115,7 @@ def test_a_dropped_store_is_abandoned_from_the_thread_of_its_own_loop() -> None:
 
 
 def _then_wait(work: Any) -> Any:
-    async def run(cluster: ClusterStore) -> None:
+    async def run(cluster: SharedStore) -> None:
         await work(cluster)
         await asyncio.Event().wait()
 

@@ -10,7 +10,7 @@ from tests.stores.etcd.two_stores import Process, fresh_prefix
 from tests.support.etcd_stores import etcd
 from tests.support.servers.processes import wait_until
 
-from oncekey.stores.etcd.cluster_store import ClusterStore
+from oncekey.stores.etcd.shared_store import SharedStore
 from oncekey.stores.etcd.transactions import range_of
 from oncekey.testing.contract.store_case import claim, token
 
@@ -35,7 +35,7 @@ def test_the_measures_say_how_much_etcd_has_in_use() -> None:
     try:
         process.store.apply([claim(os.urandom(16), token("own")) for _ in range(COUNT)])
 
-        async def stored(cluster: ClusterStore) -> int:
+        async def stored(cluster: SharedStore) -> int:
             request = range_of(cluster.keys.root, end=cluster.keys.root + b"\xff")
             reply = await cluster.members.call("Range", request, cluster.members.deadline())
             return sum(len(one.key) + len(one.value) for one in reply.kvs)

@@ -12,10 +12,10 @@ from tests.stores.etcd.two_stores import Process, fresh_prefix
 
 from oncekey.core.commands import Claimed, Done, Finish, Look, Seen
 from oncekey.core.record import State
-from oncekey.stores.etcd.buckets import NET_SECONDS, Buckets
-from oncekey.stores.etcd.cluster_store import ClusterStore
+from oncekey.stores.etcd.garbage import NET_SECONDS, Buckets
+from oncekey.stores.etcd.keyspace import Keys, pack_bucket, unpack_bucket
 from oncekey.stores.etcd.sessions import session_seconds, ttl_seconds
-from oncekey.stores.etcd.stored_value import Keys, pack_bucket, unpack_bucket
+from oncekey.stores.etcd.shared_store import SharedStore
 from oncekey.stores.etcd.transactions import put, range_of, transaction
 from oncekey.testing.contract.store_case import AUDIT, KEEP, SECOND, claim, token
 from oncekey.testing.fake_clock import FakeClock
@@ -94,7 +94,7 @@ def test_i12_nothing_is_added_to_a_bucket_that_a_sweeper_has_begun_to_remove(
     assert is_stored(one, second)
 
 
-async def _close_buckets(cluster: ClusterStore) -> list[int]:
+async def _close_buckets(cluster: SharedStore) -> list[int]:
     keys, end = cluster.keys, cluster.members.deadline()
     found = (await cluster.members.call("Range", range_of(keys.buckets), end)).kvs
     for one in found:
@@ -112,7 +112,7 @@ def test_i11_a_bucket_ends_by_itself_if_nobody_sweeps(pair: tuple[Process, Proce
     assert wanted - 60 <= ttl <= wanted + BUCKET // SECOND
 
 
-async def _bucket_ttls(cluster: ClusterStore) -> list[int]:
+async def _bucket_ttls(cluster: SharedStore) -> list[int]:
     members, end = cluster.members, cluster.members.deadline()
     found = (await members.call("Range", range_of(cluster.keys.buckets), end)).kvs
     requests = [rpc.LeaseTimeToLiveRequest(ID=one.lease) for one in found]
@@ -150,7 +150,7 @@ def test_s7_a_sweep_takes_a_claim_that_lapses_meanwhile(
     claimed = one.send(claim(id, token("own"), lease=lease, keep=1, audit=0, keep_unknown=1))
     assert isinstance(claimed, Claimed)
 
-    async def sweep(cluster: ClusterStore) -> int:
+    async def sweep(cluster: SharedStore) -> int:
         assert cluster._beats is not None
         cluster._beats.cancel()  # its work is done by `read`, when this test wants it
         await asyncio.gather(cluster._beats, return_exceptions=True)

@@ -6,7 +6,7 @@ import pytest
 
 from oncekey import Once
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.etcd.etcd_url import split_url
+from oncekey.stores.etcd.options import split_url
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from tests.support.servers import processes
 
 from oncekey.core.commands import Claimed, Command, Reply
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.etcd.cluster_store import ClusterStore
 from oncekey.stores.etcd.etcd_store import EtcdStore
-from oncekey.stores.etcd.store_clock import Reading
+from oncekey.stores.etcd.held_claims import Reading
+from oncekey.stores.etcd.shared_store import SharedStore
 from oncekey.testing.contract.store_case import claim
 from oncekey.testing.fake_clock import FakeClock
 
@@ -39,11 +39,11 @@ class Process:
         if clock is not None:
             self.run(self._rest)
 
-    def run(self, work: Callable[[ClusterStore], Coroutine[Any, Any, T]]) -> T:
+    def run(self, work: Callable[[SharedStore], Coroutine[Any, Any, T]]) -> T:
         """Run something on the store's event loop."""
         return self.store._loop.run(self.store._on_loop(work))
 
-    async def _count_calls(self, cluster: ClusterStore) -> None:
+    async def _count_calls(self, cluster: SharedStore) -> None:
         real = cluster.members.call
 
         async def call(name: str, request: Any, end: float) -> Any:
@@ -53,7 +53,7 @@ class Process:
         cluster.members.call = call  # type: ignore[method-assign]
 
     @staticmethod
-    async def _rest(cluster: ClusterStore) -> None:
+    async def _rest(cluster: SharedStore) -> None:
         """Put a task that does nothing in the place of the background work, which follows the real
         clock: it would come in between two lines of a test. Tests call its parts by name."""
         cluster._beats = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ class Process:
     def set_wall_clock(self, by: int) -> None:
         """The host's wall clock is set, and the time that passes goes on as before."""
 
-        async def set_it(cluster: ClusterStore) -> None:
+        async def set_it(cluster: SharedStore) -> None:
             real = cluster._clock.read
 
             def read() -> Reading:
@@ -110,7 +110,7 @@ class Process:
         return requests
 
     def _fail_next(self, requests: list[Any], after: int, *, carry_out: bool) -> None:
-        async def prepare(cluster: ClusterStore) -> None:
+        async def prepare(cluster: SharedStore) -> None:
             real = cluster.members.call
 
             async def call(name: str, request: Any, end: float) -> Any:

@@ -13,7 +13,7 @@ from tests.support.postgres_stores import RING, open_blocking
 from tests.support.servers import processes
 
 from oncekey import ConfigurationError, NotReplayable, Once, Policy
-from oncekey.cli.copy_loop import CopyProgress, copy_all
+from oncekey.cli.commands.copy import CopyProgress, copy_all
 from oncekey.core.codec import JSON, Tombstone, pack_bytes, unpack
 from oncekey.core.commands import (
     Claimed,
@@ -28,8 +28,8 @@ from oncekey.core.commands import (
 )
 from oncekey.core.record import State
 from oncekey.core.store import RecordTooLarge, Store, StoreLimits
-from oncekey.engine import administration
-from oncekey.engine.administration import run_plan
+from oncekey.engine.keys import administration
+from oncekey.engine.keys.administration import run_plan
 from oncekey.stores.etcd import EtcdStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.move import DualStore

@@ -16,7 +16,7 @@ import pytest
 from tests.stores.move.places import CLUSTER, PLACES, Place
 
 from oncekey import AsyncOnce, ConfigurationError, Once, Policy
-from oncekey.cli.copy_loop import CopyProgress, copy_all
+from oncekey.cli.commands.copy import CopyProgress, copy_all
 from oncekey.core.store import AsyncStore, Store
 from oncekey.stores.move import AsyncDualStore, DualStore
 

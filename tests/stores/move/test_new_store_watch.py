@@ -27,8 +27,8 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.stores.move import DualStore
 from oncekey.stores.move.copy_rule import CopyResult
 from oncekey.stores.redis import RedisStore
-from oncekey.stores.repeated_ids import raise_if_all_failed
 from oncekey.stores.sqlite import SQLiteStore
+from oncekey.stores.store_rules import raise_if_all_failed
 from oncekey.testing.contract.store_case import LEASE, claim, token
 
 CHECK = Identities(None).check_value()

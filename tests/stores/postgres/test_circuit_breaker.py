@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.circuit_breaker import REST_SECONDS, CircuitBreaker
+from oncekey.stores.server_watch import REST_SECONDS, CircuitBreaker
 
 CALL_SECONDS = 5.0
 

@@ -12,8 +12,8 @@ from tests.support.postgres_views import HOUR, NO_JSON, NewRecord, ViewsSchema, 
 from oncekey.core.codec import JSON, StoredValue, Tombstone, pack_tombstone, unpack
 from oncekey.core.record import Record, State, Step
 from oncekey.core.step_format import ARGUMENTS, intent_facts, pack_step, unpack_step
-from oncekey.engine.key_status import step_statuses
-from oncekey.stores.step_column import pack_steps, unpack_steps
+from oncekey.engine.keys.key_status import step_statuses
+from oncekey.stores.record_format import pack_steps, unpack_steps
 
 
 def json_in(envelope: bytes) -> str | None:

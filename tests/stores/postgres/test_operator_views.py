@@ -30,7 +30,7 @@ from oncekey.core.origin import Origin, label_of
 from oncekey.core.record import State, Step
 from oncekey.core.state_machine import is_expired, state_now
 from oncekey.core.step_format import StepResult, pack_step
-from oncekey.engine.key_status import end_of, status_of
+from oncekey.engine.keys.key_status import end_of, status_of
 from oncekey.http.message import Response
 from oncekey.http.response_codec import CODEC
 from oncekey.stores.postgres.queries import Layout, make_migrations

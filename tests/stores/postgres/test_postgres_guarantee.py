@@ -33,7 +33,7 @@ from oncekey.stores.move import AsyncDualStore, DualStore
 from oncekey.stores.postgres.durability import Server, guarantee
 from oncekey.stores.postgres.standbys import Standbys, parse_names
 from oncekey.stores.replica_sightings import Replica
-from oncekey.stores.settings_watch import SettingsWatch
+from oncekey.stores.server_watch import SettingsWatch
 from oncekey.stores.sqlite import AsyncSQLiteStore, SQLiteStore
 
 ALONE = Server(version=180_000, fsync=True, full_page_writes=True, standby=False)

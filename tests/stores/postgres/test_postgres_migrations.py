@@ -25,10 +25,10 @@ from tests.support.servers import Postgres
 
 from oncekey.core.commands import Claimed, Done, Renew, Replay, SaveStep, Unknown
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.migrations import Migration, make_migration
 from oncekey.stores.postgres import psycopg_store, store_base
 from oncekey.stores.postgres.queries import Layout, Query, make_migrations, make_queries
 from oncekey.stores.postgres.schema import upgrade_script
+from oncekey.stores.sql_files import Migration, make_migration
 
 PLAIN = Layout("oncekey")
 RING = {"retention": "ring", "ring_slots": 5, "ring_period": "1h"}

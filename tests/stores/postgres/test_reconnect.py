@@ -34,7 +34,7 @@ from oncekey.core.commands import Claimed, Done, Replay
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.policy import Policy
 from oncekey.core.record import State
-from oncekey.stores import circuit_breaker
+from oncekey.stores import server_watch
 from oncekey.stores.postgres import asyncpg_connections, options, psycopg_connections
 from oncekey.testing.contract.engine_case import wait_until_true
 
@@ -380,7 +380,7 @@ def test_a_call_on_a_silent_network_times_out(
 ) -> None:
     for module in (psycopg_connections, asyncpg_connections):
         monkeypatch.setattr(module, "CANCEL_SECONDS", 0.2)
-    monkeypatch.setattr(circuit_breaker, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(server_watch, "REST_SECONDS", 0.0)
     address = postgres.url(port=proxy.port)
     store = adapters.store(address, pooler=pooler, statement_timeout="60s")
     store.prepare()

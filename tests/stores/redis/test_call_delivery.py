@@ -12,10 +12,9 @@ import pytest
 
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.redis.call_delivery import CallDelivery, Failure, Pause, Send
-from oncekey.stores.redis.calls import EVERY_NODE, Call
 from oncekey.stores.redis.errors import NoReply
-from oncekey.stores.redis.keyspace import BUCKET_SLOTS
-from oncekey.stores.redis.slot_table import Node, SingleNode, SlotTable
+from oncekey.stores.redis.keyspace import BUCKET_SLOTS, Node, SingleNode, SlotTable
+from oncekey.stores.redis.scripts import EVERY_NODE, Call
 
 ONE, TWO, THREE = Node("one", 1), Node("two", 2), Node("three", 3)
 CLAIM = Call("claim", 0, [b"key"], (b"", 1, b""))

@@ -12,9 +12,8 @@ from redis.connection import SSLConnection, parse_url
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.store_urls import async_store, blocking_store
 from oncekey.stores.redis import AsyncRedisStore, RedisStore, open_blocking
-from oncekey.stores.redis.addresses import connection_settings, parse_address
-from oncekey.stores.redis.options import Options, split_url
-from oncekey.stores.redis.slot_table import Node
+from oncekey.stores.redis.keyspace import Node
+from oncekey.stores.redis.options import Options, connection_settings, parse_address, split_url
 
 URLS: dict[str, Any] = {
     "redis://h:7/3": ("standalone", [("h", 7)], {"db": 3}),

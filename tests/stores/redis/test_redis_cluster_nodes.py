@@ -118,7 +118,7 @@ def test_an_interrupted_exchange_gives_every_connection_back(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("oncekey.stores.redis.sync_connections._response", interrupted)
+        patch.setattr("oncekey.stores.redis.connections._response", interrupted)
         for _ in range(20):  # more often than the pool has connections
             with pytest.raises(KeyboardInterrupt):
                 store.apply(both)

@@ -26,8 +26,8 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.guarantees import Level
 from oncekey.core.record import State
 from oncekey.core.store import Store
-from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.redis import AsyncRedisStore, RedisStore
+from oncekey.stores.server_watch import CircuitBreaker
 from oncekey.testing.contract.store_case import claim, sync_facade_of
 
 Opener = Callable[..., Any]

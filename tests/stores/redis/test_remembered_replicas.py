@@ -27,7 +27,7 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailable
 from oncekey.core.events import Event, EventKind
 from oncekey.core.guarantees import Level
 from oncekey.core.policy import Policy
-from oncekey.stores.redis import AsyncRedisStore, RedisStore, inspect, store_base
+from oncekey.stores.redis import AsyncRedisStore, RedisStore, inspect, server_settings
 from oncekey.stores.redis.durability import guarantee, parse_info, parse_nodes, parse_server
 from oncekey.stores.redis.keyspace import Keyspace
 from oncekey.stores.redis.server_settings import read_aof
@@ -242,7 +242,9 @@ def test_i4_an_append_only_file_counts_once_it_is_complete(
 ) -> None:
     """It is switched on while the server runs, for the second time: what INFO says is then the same
     as during an ordinary rewrite."""
-    monkeypatch.setattr(store_base, "AOF_WAIT_MS", 1)  # nothing is synced, however long one waits
+    monkeypatch.setattr(
+        server_settings, "AOF_WAIT_MS", 1
+    )  # nothing is synced, however long one waits
     store = open_store(master, guarantee_interval="1ms")
     store.apply([make_claim("a")])
     levels = [store.guarantee.level]
@@ -270,7 +272,7 @@ def test_i4_an_append_only_file_counts_once_it_is_complete(
 def test_an_ordinary_rewrite_does_not_lower_the_guarantee(
     master: RedisServer, open_store: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_base, "AOF_WAIT_MS", 60_000)  # however slow the disk is
+    monkeypatch.setattr(server_settings, "AOF_WAIT_MS", 60_000)  # however slow the disk is
     patient = {"reply_timeout": "120s", "call_timeout": "120s"}
     store = open_store(master, guarantee_interval="1ms", **patient)
     store.apply([make_claim("a")])

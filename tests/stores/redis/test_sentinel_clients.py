@@ -7,10 +7,8 @@ from typing import Any
 
 import redis
 
-from oncekey.stores.redis.async_connections import AsyncConnections
+from oncekey.stores.redis.connections import AsyncConnections, Connections, SentinelClients
 from oncekey.stores.redis.options import Options
-from oncekey.stores.redis.sentinel_clients import SentinelClients
-from oncekey.stores.redis.sync_connections import SyncConnections
 
 URL = "redis+sentinel://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/shop"
 MASTER = {"ip": "127.0.0.1", "port": 4, "is_master": True, "num-other-sentinels": 2}
@@ -51,7 +49,7 @@ def test_no_sentinel_is_lost_if_two_callers_find_the_master_at_once() -> None:
 
 
 def test_a_sync_store_has_the_same_list_of_sentinels() -> None:
-    connections = SyncConnections(URL, Options())
+    connections = Connections(URL, Options())
     pool: Any = connections._open(connections.table.nodes()[0])
     assert isinstance(pool.sentinel_manager.sentinels, SentinelClients)
     assert len(pool.sentinel_manager.sentinels) == 3

@@ -13,11 +13,10 @@ import pytest
 from oncekey.core.commands import Claim, Claimed, Finish, Replay
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State, Step
-from oncekey.stores.migrations import Migration, plan
-from oncekey.stores.sql_files import parse_queries
+from oncekey.stores.record_format import pack_steps, unpack_steps
+from oncekey.stores.sql_files import Migration, parse_queries, plan
 from oncekey.stores.sqlite import SQLiteStore, schema
 from oncekey.stores.sqlite.connection import run
-from oncekey.stores.step_column import pack_steps, unpack_steps
 
 LAST = schema.MIGRATIONS[-1].version
 ONE, TWO, THREE = (Migration(n, f"m{n}", "") for n in (1, 2, 3))

@@ -17,13 +17,12 @@ from tests.support.explorer.race_scenarios import LATE
 
 from oncekey.core.commands import Claim, Command, Finish
 from oncekey.core.record import Record
-from oncekey.stores.migrations import load_migrations
 from oncekey.stores.postgres.program import Program
 from oncekey.stores.postgres.queries import Layout, Query, make_query, substitute
 from oncekey.stores.postgres.rows import Row, StoredRow, stored_row_of
 from oncekey.stores.postgres.schema import upgrade_script
 from oncekey.stores.postgres.statements import Statement
-from oncekey.stores.sql_files import load_queries
+from oncekey.stores.sql_files import load_migrations, load_queries
 
 _PACKAGE: Final = "oncekey.stores.postgres"
 _BETWEEN: Final = "\n--8<--\n"

@@ -16,7 +16,7 @@ from itertools import pairwise
 from tests.support.hammer.command_log import BODY, RAISED, RESULT, Entry
 from tests.support.hammer.key_history import FINAL, Grant, KeyHistory, histories
 
-from oncekey.core.notes import decision, lines
+from oncekey.core.record import decision, lines
 
 # The store reads the wall clock and the logs a monotonic one; NTP may slew one against the other.
 TOLERANCE_US = 1_500

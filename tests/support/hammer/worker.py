@@ -52,7 +52,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import State
 from oncekey.core.search import Query
 from oncekey.core.store import Store
-from oncekey.engine.administration import (
+from oncekey.engine.keys.administration import (
     FREE,
     decide_key,
     failed,
@@ -61,7 +61,7 @@ from oncekey.engine.administration import (
     run_plan,
     succeeded,
 )
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 
 IN_BATCHES = 0.25
 OPERATES = 0.05

@@ -15,8 +15,7 @@ from typing import Final
 from tests.support.explorer.mutation import Edit
 
 from oncekey.core import attempt_flow, heartbeat_flow, state_machine
-from oncekey.engine.aio import attempt_driver
-from oncekey.engine.blocking import runner
+from oncekey.engine.attempts import attempt_driver, runner
 from oncekey.stores.sqlite import program
 
 TWELVE: Final = frozenset(f"m{number}" for number in range(1, 13))

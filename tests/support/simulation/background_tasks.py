@@ -18,7 +18,7 @@ from oncekey.core.commands import Command, Look, Resolve, Seen
 from oncekey.core.effects import CommandResult, Effect, Sleep
 from oncekey.core.record import Record, State
 from oncekey.core.recovery import recover
-from oncekey.engine.deferred_writes import SEND_EVERY_US
+from oncekey.engine.batches.deferred_writes import SEND_EVERY_US
 
 if TYPE_CHECKING:
     from tests.support.simulation.simulation import Simulation

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.simulation.plan import Fault, FaultKind, ProcessPlan, Settings
 
-from oncekey.engine.deferred_writes import DeferredWrites
+from oncekey.engine.batches.deferred_writes import DeferredWrites
 
 if TYPE_CHECKING:
     from tests.support.simulation.attempt_task import AttemptTask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from oncekey.cli.command_options import json_option
+from oncekey.cli.command_input import json_option
 from oncekey.cli.output import Output
 
 _NAME = "oncekey"

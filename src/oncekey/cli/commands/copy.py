@@ -1,32 +1,71 @@
-"""`oncekey copy`."""
+"""`oncekey copy`: it copies every page, and goes through all of them again to see that nothing is
+missing."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import click
 
-from oncekey.cli import confirmation
-from oncekey.cli.command_options import json_option
-from oncekey.cli.copy_loop import CopyProgress, copy_all
-from oncekey.cli.exit_codes import ExitCode
-from oncekey.cli.open_store import UsageProblem, has_records, open_store, secret_from
-from oncekey.cli.operator_decision import yes_option
-from oncekey.cli.output import Output, error_line
-from oncekey.cli.redact import redact_url
-from oncekey.cli.signals import stop_on_signal
+from oncekey.cli.command_input import confirm, json_option, yes_option
+from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line
+from oncekey.cli.password_redaction import redact_url
+from oncekey.cli.signals import StopRequest, stop_on_signal
+from oncekey.cli.store_access import has_records, open_store, secret_from
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.identity import Identities
 from oncekey.core.record import FOREVER_US
-from oncekey.core.search import PAGE_LIMIT_MAX, Cursor
-from oncekey.engine.key_status import time_of
+from oncekey.core.search import NEWEST, PAGE_LIMIT_MAX, Cursor
+from oncekey.engine.keys.key_status import time_of
 from oncekey.engine.store_urls import moving_urls
 from oncekey.stores.move import DualStore
 from oncekey.stores.move.copy_rule import CopyResult
-from oncekey.stores.move.record_copy import COPY_PAGE_DEFAULT
+from oncekey.stores.move.record_copy import COPY_PAGE_DEFAULT, LargeRecord, copy_page
 
+# A process in dual mode needs a moment from its claim in the old store to that in the new one.
+HELD_LOOKS: Final = 5
+HELD_SECONDS: Final = 0.5
+# Called after each page with the progress so far.
+OnProgress = Callable[["CopyProgress"], None]
 LARGE_LINES_MAX = 20  # keys that are named one by one; --json has all of them
+
+
+@dataclass
+class CopyProgress:
+    """How far a copy has come.
+
+    counts     what became of the records of the first walk
+    past       past generations sent to the history
+    past_large past generations and expired records that the new store cannot hold
+    checked    records that the second walk has compared
+    repaired   those of them that were missing, and were copied then
+    held       ids that a process holds which does not know the new store
+    large      records that the new store cannot hold
+    stopped    it was interrupted; `after` is where to go on
+    """
+
+    counts: Counter[CopyResult] = field(default_factory=Counter)
+    past: int = 0
+    past_large: int = 0
+    checked: int = 0
+    repaired: int = 0
+    held: tuple[bytes, ...] = ()
+    large: tuple[LargeRecord, ...] = ()
+    stopped: bool = False
+    after: Cursor | None = None
+
+    @property
+    def seen(self) -> int:
+        return self.counts.total()
+
+    @property
+    def is_complete(self) -> bool:
+        return not (self.stopped or self.held or self.large or self.past_large)
 
 
 @click.command("copy")
@@ -75,7 +114,13 @@ def copy(
         if moving_urls(url) is not None:
             raise UsageProblem("give the two stores one by one: oncekey copy FROM TO")
     has_records(old_url)  # refuses what is no store, or is of an older release
-    _confirm(old_url, new_url, yes=yes, as_json=as_json)
+    confirm(
+        f"Does every process that uses {redact_url(old_url)} run with moving://FROM,TO by now, "
+        "or is it stopped? A process that knows only the old store would run keys a second time",
+        if_meant="every process runs with both",
+        yes=yes,
+        as_json=as_json,
+    )
     progress = CopyProgress(after=Cursor.parse(after) if after else None)
     old = open_store(old_url)
     with closing(old), closing(open_store(new_url)) as new:
@@ -88,21 +133,6 @@ def copy(
     if progress.held or progress.large or progress.past_large:
         return ExitCode.FAILED
     return ExitCode.INTERRUPTED if progress.stopped else ExitCode.OK
-
-
-def _confirm(old_url: str, new_url: str, *, yes: bool, as_json: bool) -> None:
-    if yes:
-        return
-    if as_json or not confirmation.can_ask():
-        raise click.UsageError(
-            "nobody can be asked here: give --yes if every process runs with both"
-        )
-    question = (
-        f"Does every process that uses {redact_url(old_url)} run with moving://FROM,TO by now, "
-        "or is it stopped? A process that knows only the old store would run keys a second time"
-    )
-    if not confirmation.ask(question):
-        raise click.Abort
 
 
 def _run(
@@ -212,3 +242,69 @@ def _report(out: Output, old_url: str, new_url: str, progress: CopyProgress) -> 
     elif progress.stopped:
         how = f"--after {data['after']}" if data["after"] else "the same command"
         error_line(f"interrupted before everything was copied and compared; go on with {how}")
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+def copy_all(
+    store: DualStore,
+    progress: CopyProgress,
+    on_progress: OnProgress,
+    stop: StopRequest,
+    *,
+    limit: int,
+    history: bool,
+) -> None:
+    """Copy everything from `progress.after` on, and compare everything."""
+    cursor: Cursor | None = progress.after or NEWEST
+    while cursor is not None and not stop.requested:
+        progress.after = cursor  # so that an error leaves the place of its page
+        page = copy_page(store, cursor, limit, history=history)
+        progress.counts += page.counts
+        progress.past += page.past
+        progress.past_large += page.past_large if history else 0
+        cursor = page.next
+        on_progress(progress)
+    if cursor is not None:
+        progress.after, progress.stopped = cursor, True
+        return
+    _compare_all(store, progress, on_progress, stop, limit)
+
+
+def _compare_all(
+    store: DualStore,
+    progress: CopyProgress,
+    on_progress: OnProgress,
+    stop: StopRequest,
+    limit: int,
+) -> None:
+    cursor: Cursor | None = NEWEST
+    held: list[bytes] = []
+    large: list[LargeRecord] = []
+    while cursor is not None:
+        if stop.requested:
+            progress.stopped = True
+            return
+        page = copy_page(store, cursor, limit, history=False)
+        progress.checked += page.counts.total()
+        progress.repaired += page.counts[CopyResult.COPIED]
+        held += page.held
+        large += page.large
+        cursor = page.next
+        on_progress(progress)
+    progress.large = tuple(large)
+    progress.held = _still_held(store, tuple(held))
+
+
+def _still_held(store: DualStore, ids: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Those that stay held in the old store only, although their owners had the time to claim them
+    in the new one too."""
+    for _ in range(HELD_LOOKS):
+        if not ids:
+            break
+        time.sleep(HELD_SECONDS)
+        results = store.copy(ids)
+        pairs = zip(ids, results, strict=True)
+        ids = tuple(id for id, result in pairs if result is CopyResult.HELD)
+    return ids

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 import click
 
-from oncekey.cli.command_options import json_option, url_argument
-from oncekey.cli.commands.redrive import consumer_of
-from oncekey.cli.open_store import UsageProblem, has_records, open_store, warn_of_move
-from oncekey.cli.output import Output, error_line
-from oncekey.cli.redact import redact_url
+from oncekey.cli.command_input import extra, json_option, url_argument
+from oncekey.cli.output import Output, UsageProblem, error_line
+from oncekey.cli.password_redaction import redact_url
+from oncekey.cli.store_access import has_records, open_store, warn_of_move
 
 HOST_DEFAULT: Final = "127.0.0.1"
 PORT_DEFAULT: Final = 8765
@@ -85,24 +84,23 @@ def dashboard(
       oncekey dashboard postgresql://support@db/shop --read-only
       oncekey dashboard postgresql://support@db/shop --token-env DASHBOARD_TOKEN --bodies
     """
-    serve, app_class = _load()
+    with extra("dashboard", "the dashboard", _PACKAGES):
+        from oncekey.cli.dashboard_server import serve
+        from oncekey.dashboard import Dashboard
+        from oncekey.dashboard.request_checks import LOOPBACK_HOSTS
     if has_records(url):  # it must not create a store, nor change one of an older release
         with closing(open_store(url)) as store:
             warn_of_move(store)
-    app = app_class(
+    app = Dashboard(
         url,
         token=_token(token_env),
         read_only=read_only,
         bodies=bodies,
         by=by,
-        hosts=serve.LOOPBACK_HOSTS if host in _LOOPBACK else None,
-        consumers=[consumer_of(name) for name in consumers],
+        hosts=LOOPBACK_HOSTS if host in _LOOPBACK else None,
+        consumers=_consumers(consumers),
     )
-    if host not in _LOOPBACK:
-        error_line(
-            f"--host {host}: other machines can reach the dashboard, and without TLS they can "
-            "read along; put a proxy with TLS in front of it"
-        )
+    _warn_of_host(host)
     out = Output(as_json=as_json)
 
     def started(address: str) -> None:
@@ -115,7 +113,23 @@ def dashboard(
         if open_browser:
             webbrowser.open(link)
 
-    serve.serve(app, host, port, started)
+    serve(app, host, port, started)
+
+
+def _warn_of_host(host: str) -> None:
+    if host not in _LOOPBACK:
+        error_line(
+            f"--host {host}: other machines can reach the dashboard, and without TLS they can "
+            "read along; put a proxy with TLS in front of it"
+        )
+
+
+def _consumers(names: tuple[str, ...]) -> list[Any]:
+    if not names:
+        return []
+    from oncekey.cli.consumer_group import consumer_of
+
+    return [consumer_of(name) for name in names]
 
 
 def _token(name: str | None) -> str:
@@ -125,17 +139,3 @@ def _token(name: str | None) -> str:
     if not token:
         raise UsageProblem(f"--token-env: the environment variable {name} is not set")
     return token
-
-
-def _load() -> tuple[Any, Any]:
-    """Imports what needs more packages than the other commands do."""
-    try:
-        from oncekey.cli import dashboard_server
-        from oncekey.dashboard import Dashboard
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _PACKAGES:
-            raise
-        raise UsageProblem(
-            f'the dashboard needs {error.name}: pip install "oncekey[dashboard]"'
-        ) from error
-    return dashboard_server, Dashboard

@@ -5,17 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
-from oncekey.cli.command_options import json_option
-from oncekey.cli.exit_codes import ExitCode
-from oncekey.cli.open_store import UsageProblem
-from oncekey.cli.output import Output, error_line
-from oncekey.cli.redact import redact_url
+from oncekey.cli.command_input import extra, json_option
+from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line
 from oncekey.demo import DemoFailed
 
 _PACKAGES = frozenset(
@@ -82,21 +77,20 @@ def demo(
     """
     if store is not None and store.startswith("memory:"):
         raise UsageProblem("--store: memory:// lives in one process, and the demo kills one")
-    demo_loop, demo_report = _load()
-    _check_what_to_play(play, only, compare, demo_loop.NAMES)
+    with extra("demo", "the demo", _PACKAGES):
+        from oncekey.cli import demo_console
+    _check_what_to_play(play, only, compare, demo_console.NAMES)
     out = Output(as_json=as_json)
     with _failure_in_one_line(context), ExitStack() as stack:
         folder = _folder(path, stack)
         if not play:
-            started = partial(demo_report.started, out=out, kept=path is not None)
-            demo_loop.serve(folder, store=store, port=port, started=started)
+            demo_console.serve(folder, out, store=store, port=port, kept=path is not None)
             return
         on_progress = stack.enter_context(out.progress("starting"))
-        report = demo_loop.play_all(
+        report = demo_console.play_all(
             folder,
             store=store,
             port=port,
-            shown=redact_url,
             kept=path is not None,
             only=only,
             compare=compare,
@@ -107,7 +101,7 @@ def demo(
     if as_json:
         out.data(report.as_data())
     else:
-        demo_report.show(report, out.console)
+        demo_console.show(report, out.console)
     if not report.ok:
         context.exit(ExitCode.FAILED)
 
@@ -122,21 +116,10 @@ def _check_what_to_play(
         raise UsageProblem("--compare needs --play; the page has a switch for it")
 
 
-def _load() -> tuple[Any, Any]:
-    """Imports what needs more packages than the other commands do."""
-    try:
-        from oncekey.cli import demo_loop, demo_report
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _PACKAGES:
-            raise
-        raise UsageProblem(f'the demo needs {error.name}: pip install "oncekey[demo]"') from error
-    return demo_loop, demo_report
-
-
 @contextmanager
 def _failure_in_one_line(context: click.Context) -> Iterator[None]:
-    """Says why the demo could not run. Here and not in app.py, which imports nothing of a command
-    that is not run."""
+    """Says why the demo could not run. Here and not in command_group.py, which imports nothing of a
+    command that is not run."""
     try:
         yield
     except DemoFailed as error:

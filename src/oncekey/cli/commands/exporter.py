@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncekey.cli.command_options import STORE_ENV, duration, json_option
-from oncekey.cli.exit_codes import ExitCode
-from oncekey.cli.open_store import UsageProblem, has_records, open_store, warn_of_move
-from oncekey.cli.output import Output, error_line
-from oncekey.cli.redact import redact_url
+from oncekey.cli.command_input import STORE_ENV, duration, extra, json_option
+from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line
+from oncekey.cli.password_redaction import redact_url
 from oncekey.cli.signals import stop_on_signal
+from oncekey.cli.store_access import has_records, open_store, warn_of_move
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
 from oncekey.core.store import Store
@@ -135,13 +134,8 @@ def _reader(
 
 
 def _collector(store: Store, name: str) -> StoreCollector:
-    try:
+    with extra("prometheus", "the exporter", ("prometheus_client",)):
         from oncekey.metrics.exporter import StoreCollector
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "prometheus_client":
-            raise
-        text = 'the exporter needs prometheus-client: pip install "oncekey[prometheus]"'
-        raise UsageProblem(text) from error
     return StoreCollector(store, name)
 
 

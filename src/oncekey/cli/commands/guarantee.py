@@ -7,13 +7,19 @@ from typing import Any
 
 import click
 
-from oncekey.cli import confirmation
-from oncekey.cli.command_options import json_option, url_argument
-from oncekey.cli.exit_codes import ExitCode
-from oncekey.cli.open_store import UsageProblem, has_records, inspect, store_function
-from oncekey.cli.operator_decision import Reason, by_option, reason_of, why_option, yes_option
-from oncekey.cli.output import Output, error_line
-from oncekey.cli.redact import redact_url
+from oncekey.cli import command_input
+from oncekey.cli.command_input import (
+    Reason,
+    by_option,
+    json_option,
+    reason_of,
+    url_argument,
+    why_option,
+    yes_option,
+)
+from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line, utc
+from oncekey.cli.password_redaction import redact_url
+from oncekey.cli.store_access import has_records, inspect, store_function
 from oncekey.engine.store_urls import moving_urls, store_module
 from oncekey.stores.replica_sightings import NOTHING, Remembered, Sighting
 
@@ -80,7 +86,7 @@ def _confirmed(out: Output, url: str, name: str) -> bool:
         "From then on it does not lower the guarantee. If it is promoted all the same, operations "
         "that it lacks RUN a second time: be sure that it is gone, and its replication slot too."
     )
-    return confirmation.ask(f"Forget {name}?")
+    return command_input.ask(f"Forget {name}?")
 
 
 def _forget(url: str, name: str, reason: Reason) -> None:
@@ -135,8 +141,8 @@ def _report(out: Output, url: str, forgot: str | None) -> None:
 def _row(sighting: Sighting) -> dict[str, str]:
     return {
         "replica": str(sighting.replica),
-        "first seen": f"{_time(sighting.first_seen):%Y-%m-%d %H:%M:%S} UTC",
-        "last seen": f"{_time(sighting.last_seen):%Y-%m-%d %H:%M:%S} UTC, or up to an hour later",
+        "first seen": utc(_time(sighting.first_seen)),
+        "last seen": f"{utc(_time(sighting.last_seen))}, or up to an hour later",
     }
 
 

@@ -1,23 +1,49 @@
-"""`oncekey list`."""
+"""`oncekey list`, and --watch: the newest page, read again and again until a signal comes."""
 
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from oncekey import Listing, StoreUnavailable
-from oncekey.cli.command_options import json_option, url_argument
-from oncekey.cli.key_table import listing_data, listing_table, reach
-from oncekey.cli.key_watch import EVERY_DEFAULT, every_option, watch_listing
-from oncekey.cli.open_store import has_records, has_records_in_time, open_store, warn_of_move
-from oncekey.cli.output import Output
-from oncekey.core.search import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Query
+from oncekey.cli.command_input import json_option, url_argument
+from oncekey.cli.key_report import listing_table
+from oncekey.cli.output import Output, counted, error_line, printable, rich_table, utc
+from oncekey.cli.signals import StopRequest, stop_on_signal
+from oncekey.cli.store_access import has_records, has_records_in_time, open_store, warn_of_move
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.search import PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, Cursor, Query
 from oncekey.core.store import Store
-from oncekey.engine.administration import list_keys as page_of_keys
-from oncekey.engine.administration import run_plan
-from oncekey.engine.key_list import STATES, query_of
+from oncekey.engine.keys.administration import list_keys as page_of_keys
+from oncekey.engine.keys.administration import run_plan
+from oncekey.engine.keys.key_list import STATES, KeySummary, Listing, query_of
+from oncekey.engine.keys.key_status import time_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EVERY_DEFAULT: Final = "2"
+EVERY_MIN_SECONDS: Final = 0.2
+EVERY_MAX_SECONDS: Final = 3_600.0
+
+
+def every_option(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> float | None:
+    """Reads the seconds of --watch."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value.removesuffix("s"))
+    except ValueError as error:
+        where = "; put the URL before --watch" if "://" in value else ""
+        raise click.BadParameter(f"it takes seconds{where}", context, parameter) from error
+    if not EVERY_MIN_SECONDS <= seconds <= EVERY_MAX_SECONDS:
+        limits = f"{EVERY_MIN_SECONDS:g} to {EVERY_MAX_SECONDS:g}"
+        raise click.BadParameter(f"{value} is not from {limits} seconds", context, parameter)
+    return seconds
 
 
 @click.command("list")
@@ -104,7 +130,7 @@ def list_keys(
         if watch is not None:
             with suppress(StoreUnavailable):  # the loop says it, and goes on
                 warn_of_move(store)
-            watch_listing(out, store, query, limit, watch)
+            _watch(out, store, query, limit, watch)
             return
         warn_of_move(store)
         if all_pages:
@@ -116,11 +142,11 @@ def list_keys(
 
 def _print(out: Output, listing: Listing, query: Query, limit: int, *, from_newest: bool) -> None:
     if out.as_json:
-        out.data(listing_data(listing))
+        out.data(_listing_data(listing))
         return
     if listing.keys:
         out.table(*listing_table(listing))
-    out.line(reach(listing, limit, from_newest=from_newest))
+    out.line(_reach(listing, limit, from_newest=from_newest))
     if query.key is not None and not listing.keys:
         out.line("keys are found here only where raw keys are stored: oncekey show --key KEY")
 
@@ -138,12 +164,102 @@ def _print_all(out: Output, store: Store, query: Query, limit: int, after: str |
             if after is None:
                 break
     if not out.as_json:
-        out.line(f"{count:,} {'key' if count == 1 else 'keys'}; looked at all claims")
+        out.line(f"{counted(count, 'key')}; looked at all claims")
 
 
 def _print_page(out: Output, listing: Listing) -> None:
-    data: dict[str, Any] | None = listing_data(listing) if out.as_json else None
-    if data is not None:
-        out.event(data)
+    if out.as_json:
+        out.event(_listing_data(listing))
     elif listing.keys:
         out.table(*listing_table(listing))
+
+
+def _reach(listing: Listing, limit: int, *, from_newest: bool) -> str:
+    """How many keys the listing has, and how far it has looked: an empty page is not an empty
+    store."""
+    count = len(listing.keys)
+    keys = counted(count, "key")
+    if listing.next is None:
+        rest = "" if from_newest else " that are older than --after"
+        return f"{keys}; looked at all claims{rest}"
+    back = f"back to {utc(time_of(Cursor.parse(listing.next).fence))}"
+    if count == limit:
+        return f"{keys}, {back}; more: --after {listing.next}"
+    which = "the newest " if from_newest else ""
+    return (
+        f"{keys}; looked at {which}{listing.looked_at:,} claims, {back}; "
+        f"go on with --after {listing.next}"
+    )
+
+
+def _listing_data(listing: Listing) -> dict[str, Any]:
+    """The listing for --json; `back_to` is how far it has looked, null if at everything."""
+    fields = KeySummary.__dataclass_fields__
+    return {
+        "keys": [{name: getattr(key, name) for name in fields} for key in listing.keys],
+        "now": listing.now,
+        "looked_at": listing.looked_at,
+        "back_to": time_of(Cursor.parse(listing.next).fence) if listing.next else None,
+        "next": listing.next,
+    }
+
+
+# --- --watch --------------------------------------------------------------------------------------
+
+
+def _watch(out: Output, store: Store, query: Query, limit: int, every: float) -> None:
+    """Shows the page, and again each time it has changed. A store that is down is reported, and
+    asked again."""
+    with stop_on_signal() as stop:
+        if out.console.is_terminal and not out.as_json:
+            _draw(out, store, query, limit, every, stop)
+        else:
+            _print_changes(out, store, query, limit, every, stop)
+
+
+def _draw(
+    out: Output, store: Store, query: Query, limit: int, every: float, stop: StopRequest
+) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=out.console, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        while not stop.requested:
+            try:
+                listing = run_plan(store, page_of_keys(query, limit, None))
+                live.update(_drawing(listing, limit), refresh=True)
+            except StoreUnavailable as error:
+                live.update(Text(printable(str(error)), "red"), refresh=True)
+            stop.wait(every)
+
+
+def _drawing(listing: Listing, limit: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    below = Text(f"{utc(listing.now)}  {_reach(listing, limit, from_newest=True)}", "dim")
+    return Group(rich_table(*listing_table(listing)), below) if listing.keys else below
+
+
+def _print_changes(
+    out: Output, store: Store, query: Query, limit: int, every: float, stop: StopRequest
+) -> None:
+    before: Listing | None = None
+    while not stop.requested:
+        try:
+            listing = run_plan(store, page_of_keys(query, limit, None))
+        except StoreUnavailable as error:
+            error_line(f"{error}; it is tried again in {every:g} s")
+        else:
+            if before is None or listing.keys != before.keys:
+                _print_change(out, listing, limit)
+            before = listing
+        stop.wait(every)
+
+
+def _print_change(out: Output, listing: Listing, limit: int) -> None:
+    if not out.as_json:
+        out.line(utc(datetime.now(UTC)))
+    _print_page(out, listing)
+    if not out.as_json:
+        out.line(_reach(listing, limit, from_newest=True))

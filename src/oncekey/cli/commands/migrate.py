@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from oncekey.cli.command_options import json_option, url_argument
-from oncekey.cli.open_store import inspect, store_function
+from oncekey.cli.command_input import json_option, url_argument
 from oncekey.cli.output import Output
-from oncekey.cli.redact import redact_url
+from oncekey.cli.password_redaction import redact_url
+from oncekey.cli.store_access import inspect, store_function
 from oncekey.stores.inspection import Inspection
 
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import click
 
-from oncekey.cli.command_options import json_option
-from oncekey.cli.import_object import import_object
-from oncekey.cli.open_store import UsageProblem
-from oncekey.cli.output import Output
+from oncekey.cli.command_input import import_object, json_option
+from oncekey.cli.output import Output, UsageProblem
 
 
 @click.command()
@@ -52,7 +50,7 @@ def policy(app: str, form: str, title: str, as_json: bool) -> None:
 
 def _found(name: str) -> tuple[Any, Any]:
     try:
-        from oncekey.http import policy_discovery, policy_document
+        from oncekey.http.inspection import policy_discovery, policy_document
     except ImportError as error:
         raise UsageProblem(f"{error}; install oncekey[http]") from error
     return policy_document, policy_discovery.find_policy(import_object(name))

@@ -1,30 +1,27 @@
-"""`oncekey recover`."""
+"""`oncekey recover`: it finishes the abandoned operations of a Once or an AsyncOnce."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from oncekey import Completed, Completion
-from oncekey.cli.command_options import duration, json_option
-from oncekey.cli.exit_codes import ExitCode
-from oncekey.cli.import_object import import_object
-from oncekey.cli.output import Output, error_line
-from oncekey.cli.recover_loop import (
-    Recover,
-    recover_function,
-    recover_or_error,
-    recover_until_nothing_is_due,
-)
+from oncekey import AsyncOnce, Completed, Completion, Once
+from oncekey.cli.command_input import duration, import_object, json_option
+from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line, utc
 from oncekey.cli.signals import stop_on_signal
 from oncekey.core.duration import human
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.completer_base import COMPLETE_LIMIT_DEFAULT
+from oncekey.engine.background.completion_flow import COMPLETE_LIMIT_DEFAULT
+from oncekey.engine.port import AsyncPort
 
+OnCompletion = Callable[[Completion], object]
+Recover = Callable[[int, OnCompletion], Completed]
 LIMIT_MAX = 10_000
 EVERY_MIN_US = 1_000_000
 EVERY_MAX_US = 24 * 3_600_000_000
@@ -71,7 +68,7 @@ def recover(
       oncekey recover shop.operations:once --limit 20 --json
     """
     out = Output(as_json=as_json)
-    with recover_function(import_object(once), once) as recover_some:
+    with _recover_function(import_object(once), once) as recover_some:
         if every is not None:
             _recover_periodically(out, recover_some, limit, every)
             return
@@ -82,7 +79,7 @@ def recover(
 
 def _recover_all(out: Output, recover_some: Recover, limit: int) -> Completed:
     with out.progress("looking for abandoned operations") as show:
-        completed = recover_until_nothing_is_due(recover_some, limit, _reporter(out, show))
+        completed = _recover_until_nothing_is_due(recover_some, limit, _reporter(out, show))
     if out.as_json:
         out.data(_as_data(completed))
     else:
@@ -93,11 +90,13 @@ def _recover_all(out: Output, recover_some: Recover, limit: int) -> Completed:
 def _recover_periodically(out: Output, recover_some: Recover, limit: int, every: int) -> None:
     with stop_on_signal() as stop:
         while not stop.requested:
-            completed = recover_or_error(recover_some, limit, _reporter(out, lambda text: None))
-            if isinstance(completed, StoreUnavailable):
-                error_line(f"{completed}; it is tried again in {human(every)}")
-            elif out.as_json and completed.done:
-                out.event({"at": datetime.now(UTC), **_as_data(completed)})
+            try:
+                completed = recover_some(limit, _reporter(out, lambda text: None))
+            except StoreUnavailable as error:
+                error_line(f"{error}; it is tried again in {human(every)}")
+            else:
+                if out.as_json and completed.done:
+                    out.event({"at": datetime.now(UTC), **_as_data(completed)})
             stop.wait(every / 1_000_000)
 
 
@@ -117,8 +116,7 @@ def _reporter(out: Output, show: Callable[[str], None]) -> Callable[[Completion]
 def _line(done: Completion) -> str:
     scope = f" of {done.scope}" if done.scope else ""
     why = f": {done.detail}" if done.detail else ""
-    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return f"{at}  {done.operation} [{done.tag}]{scope} {done.outcome}{why}"
+    return f"{utc(datetime.now(UTC))}  {done.operation} [{done.tag}]{scope} {done.outcome}{why}"
 
 
 def _summary(completed: Completed) -> str:
@@ -134,3 +132,52 @@ def _as_data(completed: Completed) -> dict[str, Any]:
         "counts": Counter(done.outcome for done in completed.done),
         "watching": completed.watching,
     }
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _recover_function(once: Any, name: str) -> Iterator[Recover]:
+    """Gives a function that recovers up to `limit` operations; closes the engine at the end."""
+    if isinstance(once, Once):
+        _refuse_unregistered(once, name)
+        with once:
+            yield lambda limit, on_completion: once.complete(limit, on_completion=on_completion)
+    elif isinstance(once, AsyncOnce):
+        _refuse_unregistered(once, name)
+        AsyncPort(once).run_nothing_in_background()
+        with asyncio.Runner() as runner:
+            try:
+                yield lambda limit, on_completion: runner.run(
+                    once.complete(limit, on_completion=on_completion)
+                )
+            finally:
+                runner.run(once.close())
+    else:
+        raise UsageProblem(
+            f"{name} is a {type(once).__name__}; name the Once or AsyncOnce that your operations "
+            "are registered with"
+        )
+
+
+def _refuse_unregistered(once: Once | AsyncOnce, name: str) -> None:
+    if not once.operations:
+        raise UsageProblem(
+            f"no operation is registered with {name}; name the module that registers them, by "
+            "once.operation() or once.recover_with(), when it is imported"
+        )
+
+
+def _recover_until_nothing_is_due(
+    recover: Recover, limit: int, on_completion: OnCompletion
+) -> Completed:
+    """Recovers until nothing is due. What failed now is not due again before its pause is over."""
+    done: list[Completion] = []
+    looked = 0
+    while True:
+        completed = recover(limit, on_completion)
+        done += completed.done
+        looked += completed.looked
+        if not completed.looked:
+            return Completed(tuple(done), looked, completed.watching)

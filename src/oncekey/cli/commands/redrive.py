@@ -13,14 +13,9 @@ from typing import Any
 
 import click
 
-from oncekey.cli import confirmation
-from oncekey.cli.command_options import json_option
-from oncekey.cli.consume_loop import members_of
-from oncekey.cli.exit_codes import ExitCode
-from oncekey.cli.import_object import import_object
-from oncekey.cli.open_store import UsageProblem
-from oncekey.cli.operator_decision import yes_option
-from oncekey.cli.output import Output, error_line
+from oncekey.cli.command_input import confirm, json_option, yes_option
+from oncekey.cli.consumer_group import consumer_of
+from oncekey.cli.output import ExitCode, Output, error_line
 from oncekey.cli.signals import StopRequest, stop_on_signal
 from oncekey.queues import AsyncConsumer, Consumer
 from oncekey.queues.redrive import REDRIVE_ID_MAX_CHARS, GoOn
@@ -29,6 +24,13 @@ from oncekey.queues.redrive import REDRIVE_ID_MAX_CHARS, GoOn
 _LONGEST_WAIT_S = 1.0
 MOST_DEFAULT = 1_000
 MOST_MAX = 1_000_000
+_OF_PARKED = (
+    "Those whose keys were freed are handled; those whose keys are not decided are parked again"
+)
+_OF_DEAD_LETTERS = (
+    "Each failed key among them is opened once, and its handler RUNS again: be sure that the cause "
+    "is mended"
+)
 
 
 @click.command()
@@ -78,7 +80,9 @@ def redrive(name: str, most: int, parked: bool, id: str | None, yes: bool, as_js
     id = _checked(id) if id is not None else _new_id()
     consumer = consumer_of(name)
     what = "parked messages" if parked else "dead letters"
-    _confirm(consumer, most, what, parked=parked, yes=yes, as_json=as_json)
+    consequence = _OF_PARKED if parked else _OF_DEAD_LETTERS
+    question = f"Move up to {most:,} {what} of {consumer.name} back? {consequence}"
+    confirm(question, if_meant="it is meant", yes=yes, as_json=as_json)
     with out.progress(f"moving {what}") as show, stop_on_signal() as stop:
         queue, moved = _move_until_stopped(
             consumer,
@@ -99,42 +103,6 @@ def redrive(name: str, most: int, parked: bool, id: str | None, yes: bool, as_js
         error_line(f"interrupted; go on with --id {id}")
         return ExitCode.INTERRUPTED
     return ExitCode.OK
-
-
-def consumer_of(name: str) -> Consumer | AsyncConsumer:
-    """The one consumer that MODULE:CONSUMER names."""
-    members = members_of(import_object(name), name)
-    if len(members) > 1:
-        raise UsageProblem(f"{name} is a list of {len(members)}; name one consumer")
-    target = members[0].target
-    if not isinstance(target, (Consumer, AsyncConsumer)):
-        raise UsageProblem(
-            f"{name} is of type {type(target).__name__}, which has no dead letters; name a consumer"
-        )
-    return target
-
-
-def _confirm(
-    consumer: Consumer | AsyncConsumer,
-    most: int,
-    what: str,
-    *,
-    parked: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    if yes:
-        return
-    if as_json or not confirmation.can_ask():
-        raise click.UsageError("nobody can be asked here: give --yes if it is meant")
-    consequence = (
-        "Those whose keys were freed are handled; those whose keys are not decided are parked again"
-        if parked
-        else "Each failed key among them is opened once, and its handler RUNS again: be sure that "
-        "the cause is mended"
-    )
-    if not confirmation.ask(f"Move up to {most:,} {what} of {consumer.name} back? {consequence}"):
-        raise click.Abort
 
 
 def _move_until_stopped(

@@ -5,18 +5,12 @@ from __future__ import annotations
 import click
 
 from oncekey import KeyStatus
-from oncekey.cli.command_options import json_option
+from oncekey.cli.command_input import by_option, json_option, reason_of, why_option, yes_option
+from oncekey.cli.commands.resolve import decide_chosen
 from oncekey.cli.key_choice import KeyChoice, key_options
-from oncekey.cli.operator_decision import (
-    by_option,
-    decide_chosen,
-    reason_of,
-    why_option,
-    yes_option,
-)
 from oncekey.cli.output import Output
 from oncekey.core.record import State
-from oncekey.engine.administration import FREE, Resolution, releasable
+from oncekey.engine.keys.administration import FREE, Resolution, releasable
 
 
 @click.command()

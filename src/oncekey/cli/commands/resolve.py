@@ -1,28 +1,54 @@
-"""`oncekey resolve`."""
+"""`oncekey resolve`, and how it and `oncekey release` decide a key: the key is shown, somebody is
+asked, it is decided as it was shown, and it is shown again.
+
+The key is decided by compare-and-set: if it is not any more as it was shown, nothing is changed.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from oncekey import HttpAnswer, KeyStatus
-from oncekey.cli.answer_text import AnswerCodec, read_bytes
-from oncekey.cli.command_options import json_option
-from oncekey.cli.key_choice import KeyChoice, key_options
-from oncekey.cli.open_store import UsageProblem
-from oncekey.cli.operator_decision import (
+from oncekey import HttpAnswer, KeyChanged, KeyStatus
+from oncekey.cli import command_input
+from oncekey.cli.command_input import (
+    Reason,
     by_option,
-    decide_chosen,
+    json_option,
+    read_bytes,
     reason_of,
     why_option,
     yes_option,
 )
-from oncekey.cli.output import Output
+from oncekey.cli.key_choice import KeyChoice, find_chosen, key_options, store_of, the_one
+from oncekey.cli.key_report import key_rows, span, status_data
+from oncekey.cli.output import ExitCode, Output, UsageProblem, error_line
+from oncekey.cli.store_access import warn_of_move
 from oncekey.core.answer import JSON_CODECS
+from oncekey.core.codec import JSON
 from oncekey.core.record import State
-from oncekey.engine.administration import Resolution, check_unknown, resolution_of
+from oncekey.core.store import Store
+from oncekey.engine.keys.administration import (
+    Resolution,
+    check_decidable,
+    check_unknown,
+    decide_key,
+    look_at,
+    note_of,
+    resolution_of,
+    run_plan,
+)
+
+# What is decided of a key that is shown, and in which state it must be.
+Decide = Callable[[KeyStatus], tuple[Resolution, State]]
+_CONSEQUENCE = {
+    State.SUCCEEDED: "From then on every retry gets this answer, and the operation is not run.",
+    State.FAILED: "From then on every retry gets this error, and the operation is not run.",
+    State.ABSENT: "The next call then RUNS the operation: be sure that it has not happened.",
+}
 
 
 @click.command()
@@ -133,3 +159,98 @@ def _check_surface(status: KeyStatus, answer: Any) -> None:
     if status.surface == "http":
         raise UsageProblem(f"{status.route} answers HTTP requests: give --status and --body")
     raise UsageProblem(f"{status.operation} is no HTTP request: give its value with --succeeded")
+
+
+class AnswerCodec:
+    """Writes plain JSON under the name of the operation's own codec, which reads it back."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def dump(self, value: Any, /) -> bytes:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def load(self, data: bytes, /) -> Any:
+        return json.loads(data)
+
+
+# --- the decision ---------------------------------------------------------------------------------
+
+
+def decide_chosen(
+    context: click.Context, out: Output, choice: KeyChoice, decide: Decide, reason: Reason
+) -> None:
+    """Decides the key that was chosen."""
+    with store_of(choice) as store:
+        if store is not None:
+            run_plan(store, check_decidable())
+            warn_of_move(store)
+        found = find_chosen(store, choice)
+        status = the_one(found)
+        if status is None or store is None:
+            if out.as_json:
+                out.data({"found": False, "decided": False, "tried": found.tried})
+            else:
+                out.line(f"no such key: {found.tried}")
+            context.exit(ExitCode.NOT_FOUND)
+        try:
+            resolution, expected = decide(status)
+        except KeyChanged as error:
+            _report_refusal(out, status, error)
+            context.exit(ExitCode.FAILED)
+        note_of(resolution.word, status, by=reason.by, why=reason.why)  # refuses bad texts now
+        if reason.asks and not _confirmed(out, status, resolution):
+            error_line("nothing was changed")
+            context.exit(ExitCode.FAILED)
+        _decide(context, out, store, status, resolution, expected, reason)
+
+
+def _confirmed(out: Output, status: KeyStatus, resolution: Resolution) -> bool:
+    out.rows(key_rows(status, bodies=False))
+    out.line("")
+    out.line(_CONSEQUENCE[resolution.state])
+    is_silent = status.finished_at is None and status.error is None  # it has not said how it ended
+    if resolution.state is State.ABSENT and is_silent:
+        silent = span((status.seen_at - status.lease_until).total_seconds())
+        out.line(f"Its owner has been silent for {silent}. If it is only suspended, it may wake.")
+    return command_input.ask(f"Decide {status.tag} as {resolution.word}?")
+
+
+def _decide(
+    context: click.Context,
+    out: Output,
+    store: Store,
+    status: KeyStatus,
+    resolution: Resolution,
+    expected: State,
+    reason: Reason,
+) -> None:
+    plan = decide_key(status, resolution, expected, by=reason.by, why=reason.why)
+    try:
+        now = run_plan(store, plan)
+    except KeyChanged as error:
+        _report_refusal(out, run_plan(store, look_at(bytes.fromhex(status.id), JSON)), error)
+        context.exit(ExitCode.CHANGED)
+    if out.as_json:
+        out.data({"found": True, "decided": True, "as": resolution.word, "now": _data(now)})
+        return
+    out.line(f"{status.tag} {resolution.word}")
+    if now is None:
+        out.line("the next call runs the operation; show --history has what was before")
+    else:
+        out.rows(key_rows(now, bodies=False))
+
+
+def _report_refusal(out: Output, now: KeyStatus | None, error: KeyChanged) -> None:
+    """Says why nothing was changed, and what the key is now."""
+    if out.as_json:
+        out.data({"found": True, "decided": False, "reason": str(error), "now": _data(now)})
+    elif now is not None:
+        out.rows(key_rows(now, bodies=False))
+    else:
+        out.line("the key is free: the next call runs the operation")
+    error_line(str(error))
+
+
+def _data(status: KeyStatus | None) -> dict[str, Any] | None:
+    return None if status is None else status_data(status, bodies=False)

@@ -7,15 +7,13 @@ from typing import Any
 import click
 
 from oncekey import KeyStatus
-from oncekey.cli.command_options import json_option
-from oncekey.cli.exit_codes import ExitCode
+from oncekey.cli.command_input import json_option
 from oncekey.cli.key_choice import FoundKeys, KeyChoice, find_chosen, key_options, store_of
-from oncekey.cli.key_report import key_rows, past_rows, status_data
-from oncekey.cli.key_table import status_table
-from oncekey.cli.open_store import warn_of_move
-from oncekey.cli.output import Output
+from oncekey.cli.key_report import key_rows, past_rows, status_data, status_table
+from oncekey.cli.output import ExitCode, Output
+from oncekey.cli.store_access import warn_of_move
 from oncekey.core.codec import JSON
-from oncekey.engine.administration import history_of, run_plan
+from oncekey.engine.keys.administration import history_of, run_plan
 
 
 @click.command()

@@ -1,33 +1,48 @@
-"""`oncekey sweep`."""
+"""`oncekey sweep`: it sweeps once until nothing is left, or periodically.
+
+Of all processes that sweep a store periodically one is elected, so that several hosts may run the
+same command; when it ends it resigns, and another one goes on at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+import inspect
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from oncekey.cli.command_options import duration, json_option, url_argument
-from oncekey.cli.open_store import has_records, has_records_in_time, open_store
-from oncekey.cli.output import Output, error_line
-from oncekey.cli.redact import redact_url
-from oncekey.cli.sweep_loop import (
-    TIERS,
-    OnProgress,
-    SweepResult,
-    batch_function,
-    sweep_periodically,
-    sweep_until_done,
-)
+from oncekey.cli.command_input import duration, json_option, url_argument
+from oncekey.cli.output import Output, UsageProblem, counted, error_line, utc
+from oncekey.cli.password_redaction import redact_url
+from oncekey.cli.signals import StopRequest, stop_on_signal
+from oncekey.cli.store_access import has_records, has_records_in_time, open_store
 from oncekey.core.duration import human
-from oncekey.core.store import SWEEP_LIMIT_DEFAULT
+from oncekey.core.errors import StoreUnavailable
+from oncekey.core.store import SWEEP_LIMIT_DEFAULT, Store
+from oncekey.engine.background.sweeper import pause_after
 
+TIERS = ("all", "keys", "audit")
+# A process that was not elected asks again after this time, or after a shorter period.
+CANDIDATE_SECONDS = 30.0
+_PERIODS_ELECTED = 2
+SweepBatch = Callable[[], int]
+Elect = Callable[[bytes, int], bool]
 LIMIT_MAX = 100_000
 EVERY_MIN_US = 1_000_000
 EVERY_MAX_US = 24 * 3_600_000_000
+
+
+class SweepResult(NamedTuple):
+    """What one sweep came to. If it was not elected, another process sweeps the store."""
+
+    removed: int = 0
+    batches: int = 0
+    elected: bool = True
 
 
 @click.command()
@@ -85,47 +100,19 @@ def sweep(url: str, limit: int, once: bool, tier: str, every: int | None, as_jso
         return
     # The store itself, not Once: sweeping needs no secret, and must not bind one.
     with closing(open_store(url)) as store:
-        batch = batch_function(store, limit, tier)
-        show_progress = partial(_show_progress, out)
+        batch = _batch_function(store, limit, tier)
         if every is not None:
-            report = _reporter(out, url, tier, every)
-            shares = tier != TIERS[0]
-            sweep_periodically(
-                store, batch, every, shares=shares, show_progress=show_progress, report=report
-            )
+            _sweep_periodically(out, url, store, batch, every, tier)
             return
-        with show_progress() as on_progress:
-            done = sweep_until_done(batch, on_progress, one_batch=once)
+        done = _sweep_until_done(out, batch, one_batch=once)
     _report(out, url, done)
-
-
-@contextmanager
-def _show_progress(out: Output) -> Iterator[OnProgress]:
-    with out.progress("sweeping") as show:
-        yield lambda removed: show(f"sweeping: {removed:,} removed")
 
 
 def _report(out: Output, url: str, done: SweepResult) -> None:
     if out.as_json:
         out.data({"store": redact_url(url), "removed": done.removed, "batches": done.batches})
     else:
-        out.line(f"{_records(done.removed)} removed from {redact_url(url)}")
-
-
-def _reporter(out: Output, url: str, tier: str, every: int) -> Callable[[SweepResult], None]:
-    """A function that reports each sweep; of those that another process does, only the first."""
-    was_elected = True
-
-    def report(done: SweepResult) -> None:
-        nonlocal was_elected
-        if done.error is not None:
-            error_line(f"{done.error}; it is tried again in {human(every)}")
-            return
-        if done.elected or was_elected:
-            _report_sweep(out, url, tier, done)
-        was_elected = done.elected
-
-    return report
+        out.line(f"{counted(done.removed, 'record')} removed from {redact_url(url)}")
 
 
 def _report_sweep(out: Output, url: str, tier: str, done: SweepResult) -> None:
@@ -135,10 +122,122 @@ def _report_sweep(out: Output, url: str, tier: str, done: SweepResult) -> None:
         counts = {"elected": done.elected, "removed": done.removed, "batches": done.batches}
         out.event({**event, **counts})
     elif done.elected:
-        out.line(f"{at:%Y-%m-%d %H:%M:%S} UTC  {_records(done.removed)} removed")
+        out.line(f"{utc(at)}  {counted(done.removed, 'record')} removed")
     else:
-        out.line(f"{at:%Y-%m-%d %H:%M:%S} UTC  another process sweeps this store; standing by")
+        out.line(f"{utc(at)}  another process sweeps this store; standing by")
 
 
-def _records(count: int) -> str:
-    return f"{count:,} {'record' if count == 1 else 'records'}"
+# --- the loop -------------------------------------------------------------------------------------
+
+
+def _batch_function(store: Store, limit: int, tier: str) -> SweepBatch:
+    """A function that removes one batch. Raises UsageProblem if the store cannot sweep this tier
+    alone."""
+    if tier == "all":
+        return lambda: store.sweep(limit)
+    sweep: Any = store.sweep
+    if "tier" not in inspect.signature(sweep).parameters:
+        raise UsageProblem(f"--tier {tier}: this store sweeps its tiers together; leave it out")
+    return lambda: int(sweep(limit, tier=tier))
+
+
+def _sweep_until_done(
+    out: Output,
+    batch: SweepBatch,
+    *,
+    one_batch: bool = False,
+    may_go_on: Callable[[], bool] = lambda: True,
+    rest: Callable[[float], None] = time.sleep,
+) -> SweepResult:
+    """Sweeps batch after batch until nothing is left or `may_go_on()` is false. It sleeps after
+    each batch for as long as the batch took, by `rest(seconds)`, so that callers get the store."""
+    removed = batches = 0
+    with out.progress("sweeping") as show:
+        while may_go_on():
+            began = time.monotonic_ns()
+            count = batch()
+            took = (time.monotonic_ns() - began) // 1_000
+            if not count:
+                break
+            removed += count
+            batches += 1
+            show(f"sweeping: {removed:,} removed")
+            if one_batch:
+                break
+            rest(pause_after(took) / 1_000_000)
+    return SweepResult(removed, batches)
+
+
+class Candidate:
+    """One process that wants to sweep a store."""
+
+    def __init__(self, store: Store, every: int, *, shares: bool) -> None:
+        """`every` is in microseconds. With `shares` it resigns after each sweep, because processes
+        that sweep another tier stand for the same election."""
+        self._elect: Elect = getattr(store, "elect", lambda token, lease: True)
+        self._token = secrets.token_bytes(16)
+        self._lease = every * _PERIODS_ELECTED
+        self._shares = shares
+        self._is_elected = False
+
+    def ask(self) -> bool:
+        """Whether this process may sweep now; if so it is elected for the next two periods."""
+        self._is_elected = self._elect(self._token, self._lease)
+        return self._is_elected
+
+    def sweep_ended(self) -> None:
+        if self._shares:
+            self.resign()
+
+    def resign(self) -> None:
+        """Lets another process go on at once. If the store is down, its lease ends later."""
+        if self._is_elected:
+            self._is_elected = False
+            try:
+                self._elect(self._token, 0)
+            except StoreUnavailable:
+                pass
+
+
+def _sweep_periodically(
+    out: Output, url: str, store: Store, batch: SweepBatch, every: int, tier: str
+) -> None:
+    """Sweeps every `every` microseconds until SIGINT or SIGTERM, and reports each sweep; of those
+    that another process does, only the first. A sweep that fails because the store is down is
+    reported, and tried again after the next period."""
+    candidate = Candidate(store, every, shares=tier != TIERS[0])
+    seconds = every / 1_000_000
+    was_elected = True
+    with stop_on_signal() as stop:
+        try:
+            while not stop.requested:
+                pause = seconds
+                try:
+                    done = _sweep_if_elected(out, candidate, batch, stop)
+                except StoreUnavailable as error:
+                    error_line(f"{error}; it is tried again in {human(every)}")
+                else:
+                    if done.elected or was_elected:
+                        _report_sweep(out, url, tier, done)
+                    was_elected = done.elected
+                    if not done.elected:
+                        pause = min(seconds, CANDIDATE_SECONDS)
+                stop.wait(pause)
+        finally:
+            candidate.resign()
+
+
+def _sweep_if_elected(
+    out: Output, candidate: Candidate, batch: SweepBatch, stop: StopRequest
+) -> SweepResult:
+    if not candidate.ask():
+        return SweepResult(elected=False)
+    # Asking again before every batch renews the lease, however long the sweep takes.
+    done = _sweep_until_done(
+        out,
+        batch,
+        may_go_on=lambda: not stop.requested and candidate.ask(),
+        rest=stop.wait,
+    )
+    candidate.sweep_ended()
+    return done

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from oncekey.cli.command_options import duration, json_option
-from oncekey.cli.exit_codes import ExitCode
-from oncekey.cli.open_store import UsageProblem
-from oncekey.cli.verify_options import (
+from oncekey.cli.command_input import duration, extra, json_option
+from oncekey.cli.output import ExitCode
+from oncekey.cli.verify_plan import (
     CONCURRENCY_RANGE,
     KEEP_RANGE_US,
     REQUESTS_RANGE,
@@ -116,12 +115,8 @@ def verify(context: click.Context, /, **options: Any) -> None:
       oncekey verify --config charges.toml --html report.html
       oncekey verify --config charges.toml --yes --junit verify.xml --strict
     """
-    try:
+    with extra("verify", "verify", _PACKAGES):
         from oncekey.cli.verify_run import run_verify
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _PACKAGES:
-            raise
-        raise UsageProblem(f'verify needs {error.name}: pip install "oncekey[verify]"') from error
     code = run_verify(VerifyOptions(**options))
     if code is not ExitCode.OK:
         context.exit(code)

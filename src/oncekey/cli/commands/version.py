@@ -8,7 +8,7 @@ import sqlite3
 import click
 
 from oncekey import __version__
-from oncekey.cli.command_options import json_option
+from oncekey.cli.command_input import json_option
 from oncekey.cli.output import Output
 
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from oncekey.client.errors import NotSent
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.fork_safety import Forkables, file_identity
+from oncekey.stores.connection_lifetime import Forkables, file_identity
 from oncekey.stores.sql_files import load_queries
 
 if sys.platform != "win32":

@@ -31,7 +31,7 @@ from oncekey.demo.api.models import (
 from oncekey.demo.api.problems import Refused
 from oncekey.demo.api.provider_client import ProviderClient, Receipt
 from oncekey.demo.data_dir import Account, DataDir
-from oncekey.engine.aio.attempt import AsyncAttempt
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
 from oncekey.http.asgi import attempt_of
 
 routes = APIRouter()

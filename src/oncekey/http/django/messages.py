@@ -19,13 +19,21 @@ from django.http.request import RawPostDataException, UnreadablePostError
 from django.urls import Resolver404, resolve
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.http import wsgi
-from oncekey.http.canonical_body import UnreadableBody
-from oncekey.http.message import Headers, Request, RequestHeaders, Response
+from oncekey.http.message import (
+    Headers,
+    Request,
+    RequestHeaders,
+    Response,
+    TooLarge,
+    UnreadableBody,
+    encoded_headers,
+    text_headers,
+)
 from oncekey.http.rules import Rule
-from oncekey.http.sync_response_buffer import SyncResponseBuffer
 from oncekey.http.unhandled_requests import UNSTORED
-from oncekey.http.wsgi_body import CUT_SHORT, declared_length
+from oncekey.http.wsgi import messages as wsgi_messages
+from oncekey.http.wsgi.messages import CUT_SHORT, declared_length
+from oncekey.http.wsgi.request_guard import ResponseBuffer
 
 
 def django_request(request: Any) -> Any:
@@ -64,23 +72,23 @@ def is_unrouted(request: Any, status: int) -> bool:
 
 
 def headers_of(request: Any) -> RequestHeaders:
-    return wsgi.headers_of(django_request(request).META)
+    return wsgi_messages.headers_of(django_request(request).META)
 
 
-def body_of(request: Any, rule: Rule, headers: RequestHeaders) -> bytes | None:
-    """Read the whole body; None if it is longer than the rule or Django allows. Raises
-    UnreadableBody."""
+def body_of(request: Any, rule: Rule, headers: RequestHeaders) -> bytes:
+    """Read the whole body. Raises UnreadableBody, and TooLarge if it is longer than the rule or
+    Django allows."""
     base = django_request(request)
     length = declared_length(base.META)
     if length is not None and length > rule.max_request:
-        return None
+        raise TooLarge
     if "wsgi.input" in base.META and b"transfer-encoding" in headers:
         # Django would give every view an empty body, so that all such requests would be equal.
         raise UnreadableBody("Send a Content-Length: behind WSGI Django reads no chunked bodies.")
     try:
         body: bytes = base.body
     except RequestDataTooBig:
-        return None
+        raise TooLarge from None
     except UnreadablePostError:
         raise UnreadableBody(CUT_SHORT) from None
     except RawPostDataException:
@@ -91,7 +99,9 @@ def body_of(request: Any, rule: Rule, headers: RequestHeaders) -> bytes | None:
         ) from None
     if length is not None and len(body) < length:
         raise UnreadableBody(CUT_SHORT)
-    return body if len(body) <= rule.max_request else None
+    if len(body) > rule.max_request:
+        raise TooLarge
+    return body
 
 
 def request_of(request: Any, headers: RequestHeaders, body: bytes) -> Request:
@@ -117,17 +127,14 @@ def unstored_marks(request: Any) -> Iterator[list[int]]:
         marked[UNSTORED] = outer
 
 
-class DjangoResponse(SyncResponseBuffer):
+class DjangoResponse(ResponseBuffer):
     """The final response of a view. A streamed response has been read."""
 
     def __init__(self, final: Any) -> None:
         super().__init__()
         self.final = rendered(final)
         self.status = final.status_code
-        self.headers = tuple(
-            (name.lower().encode("latin-1"), value.encode("latin-1"))
-            for name, value in self.final.items()
-        )
+        self.headers = encoded_headers(self.final.items())
         if self.final.streaming:
             self.fill(_parts(self.final))
         else:
@@ -139,7 +146,7 @@ class DjangoResponse(SyncResponseBuffer):
             self.final.streaming_content = self
         else:
             self.close()
-        for name, value in wsgi.text_headers(more_headers):
+        for name, value in text_headers(more_headers):
             self.final[name] = value
         return self.final
 
@@ -164,6 +171,6 @@ def django_response(response: Response) -> HttpResponse:
     """A refusal or a replay as a response of Django."""
     made = HttpResponse(response.body, status=response.status)
     del made["Content-Type"]  # no default headers
-    for name, value in wsgi.text_headers(response.headers):
+    for name, value in text_headers(response.headers):
         made[name] = value
     return made

@@ -32,29 +32,16 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.once import Once
-from oncekey.http.exchange import POLICY_URL_DEFAULT, check_caller
-from oncekey.http.rules import Rule, rule_from_options
-from oncekey.http.sync_request import SyncGuard
-from oncekey.http.wsgi import close_at_exit
+from oncekey.engine.once import Once
+from oncekey.http.exchange import POLICY_URL_DEFAULT, Exchange, check_caller
+from oncekey.http.rules import Rule, Rules, rule_from_options
+from oncekey.http.wsgi.request_guard import RequestGuard, close_at_exit
 
 SETTING: Final = "ONCEKEY"
-_NAMES: Final = frozenset(
-    {
-        "once",
-        "caller",
-        "rules",
-        "transaction",
-        "operation",
-        "policy_url",
-        "challenge",
-        "replay_header",
-        "render_refusal",
-        "close",
-        "unserved",
-        "unguarded",
-    }
-)
+_NAMES: Final = (
+    "once", "caller", "rules", "transaction", "operation", "policy_url", "challenge",
+    "replay_header", "render_refusal", "close", "unserved", "unguarded",
+)  # fmt: skip
 _lock = threading.Lock()
 
 
@@ -62,7 +49,7 @@ class DjangoSettings:
     """The checked setting, with the guard that is made of it."""
 
     def __init__(self, setting: Mapping[str, Any]) -> None:
-        if not isinstance(setting, Mapping) or set(setting) - _NAMES:
+        if not isinstance(setting, Mapping) or set(setting) - set(_NAMES):
             raise ConfigurationError(f"{SETTING} must be a dict of {', '.join(sorted(_NAMES))}")
         if setting.get("caller") is None:
             raise ConfigurationError(
@@ -79,10 +66,11 @@ class DjangoSettings:
         if setting.get("once") is None:
             raise ConfigurationError(f'{SETTING}["once"] is missing: an Once, or a store\'s URL')
         once = _engine(setting["once"])
-        more = ("operation", "policy_url", "challenge", "replay_header", "unguarded")
+        more = ("operation", "policy_url", "challenge", "replay_header")
         options = {name: setting[name] for name in more if name in setting}
         render = _imported(setting.get("render_refusal"))
-        self.guard = SyncGuard(once, rules=rules, render_refusal=render, **options)
+        exchange = Exchange(Rules(rules), render_refusal=render, **options)
+        self.guard = RequestGuard(once, exchange, setting.get("unguarded", "warn"))
         self._serves_page = "policy_url" not in setting
         if setting.get("close", True):
             close_at_exit(once)

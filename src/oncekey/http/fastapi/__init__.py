@@ -15,7 +15,7 @@ from __future__ import annotations
 from oncekey.http.missing_dependency import needs
 
 with needs("fastapi"):
-    from oncekey.http.fastapi.attempt_dependency import CurrentAttempt, OptionalAttempt
+    from oncekey.http.fastapi.endpoint import CurrentAttempt, OptionalAttempt
     from oncekey.http.fastapi.idempotency import Idempotency
     from oncekey.http.fastapi.installation import install
     from oncekey.http.fastapi.openapi import describe

@@ -1,8 +1,13 @@
 """Wraps a FastAPI endpoint so that it runs only after its key was claimed.
 
 FastAPI calls the wrapper when every dependency is solved and every value validated. The wrapper
-hands the call over to the request's `RouteRequest` (guarded_request.py), which has it run, or
-returns a stored response or a refusal instead. Owns the wrapper and its extended signature.
+hands the call over to the request's `RouteRequest` (route_request.py), which has it run, or
+returns a stored response or a refusal instead.
+
+The running attempt is a dependency too. Dependencies are solved before the key is claimed, so a
+dependency gets a proxy of the attempt; the endpoint itself is called with the attempt.
+
+Owns the wrapper, its extended signature, and the proxy.
 """
 
 from __future__ import annotations
@@ -10,7 +15,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any, Final, ForwardRef, NamedTuple, Protocol, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    ForwardRef,
+    NamedTuple,
+    cast,
+    get_args,
+    get_origin,
+)
 
 from fastapi import Request
 from fastapi.params import Depends
@@ -18,9 +32,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response as StarletteResponse
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.once import Once
-from oncekey.http.buffered_run import AppGuard
-from oncekey.http.fastapi.attempt_dependency import with_attempts
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.once import Once
+from oncekey.http.asgi import attempt_of
+from oncekey.http.asgi.lifespan import AppGuard
 from oncekey.http.message import Response
 from oncekey.http.rules import Rule
 
@@ -32,10 +47,10 @@ _SESSION: Final = "oncekey_session"
 _GUARD: Final = "__oncekey_guard__"
 
 
-class RouteGuard(AppGuard, Protocol):
-    """What a guarded route needs of its `Idempotency`."""
+class RouteGuard(AppGuard):
+    """Guards routes of an app. `blocking` is for transactions in sessions that are not async."""
 
-    blocking: Once | None
+    blocking: Once | None = None
 
 
 class EndpointGuard(NamedTuple):
@@ -85,7 +100,7 @@ def wrap_endpoint(endpoint: Callable[..., Any], guard: EndpointGuard) -> Callabl
         caller, session = values.pop(_CALLER, None), values.pop(_SESSION, None)
 
         async def run() -> Any:
-            arguments = with_attempts(values)
+            arguments = _with_attempts(values)
             if is_async:
                 return await endpoint(**arguments)
             return await run_in_threadpool(endpoint, **arguments)
@@ -198,3 +213,48 @@ def _is_async(endpoint: Callable[..., Any]) -> bool:
 
 def _name(endpoint: Callable[..., Any]) -> str:
     return getattr(endpoint, "__name__", repr(endpoint))
+
+
+# --- the attempt as a dependency ------------------------------------------------------------------
+
+
+class _AttemptProxy:
+    """Stands for the attempt of a request. It has the attempt's members as soon as that runs."""
+
+    def __init__(self, request: Request, *, optional: bool = False) -> None:
+        self._request = request
+        self._optional = optional
+
+    def resolve(self) -> AsyncAttempt | None:
+        attempt = attempt_of(self._request)
+        if attempt is None and not self._optional:
+            raise ConfigurationError(
+                "no attempt is running: this request has no key, or the endpoint was not reached "
+                "yet. Where keys are optional take an OptionalAttempt"
+            )
+        return attempt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.resolve(), name)
+
+
+def _current(request: Request) -> AsyncAttempt:
+    return cast(AsyncAttempt, _AttemptProxy(request))
+
+
+def _optional(request: Request) -> AsyncAttempt | None:
+    return cast(AsyncAttempt, _AttemptProxy(request, optional=True))
+
+
+# The attempt an endpoint runs in: for steps, child keys and the fence.
+CurrentAttempt = Annotated[AsyncAttempt, Depends(_current)]
+# The same where a key is optional: None without one. For the endpoint's own signature only.
+OptionalAttempt = Annotated[AsyncAttempt | None, Depends(_optional)]
+
+
+def _with_attempts(values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an endpoint, each proxy replaced by its attempt."""
+    return {
+        name: value.resolve() if isinstance(value, _AttemptProxy) else value
+        for name, value in values.items()
+    }

@@ -1,7 +1,7 @@
 """`Idempotency` sets an app up for guarded routes.
 
 Owns the options of a route, and the start and end of the app. What happens to a request is in
-guarded_request.py.
+route_request.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ import fastapi
 from fastapi import FastAPI, Request
 from fastapi.params import Depends
 
-from oncekey.core.duration import Duration, microseconds
+from oncekey.core.duration import Duration
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
-from oncekey.http.asgi import DRAIN_DEFAULT
+from oncekey.engine.async_once import DRAIN_DEFAULT, AsyncOnce
+from oncekey.engine.once import Once
+from oncekey.http.asgi.lifespan import (
+    acquire_engines,
+    check_event_loop,
+    drain_mounted,
+    release_engine,
+)
 from oncekey.http.exchange import (
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
@@ -28,7 +33,7 @@ from oncekey.http.exchange import (
     Exchange,
     check_caller,
 )
-from oncekey.http.fastapi.endpoint import EndpointGuard, wrap_endpoint
+from oncekey.http.fastapi.endpoint import EndpointGuard, RouteGuard, wrap_endpoint
 from oncekey.http.fastapi.installation import RouteCheck, serve_page
 from oncekey.http.fastapi.route import (
     GuardedRoute,
@@ -37,13 +42,10 @@ from oncekey.http.fastapi.route import (
     misplaced,
     route_class,
 )
-from oncekey.http.guarded_views import GuardedViews, unwrapped
-from oncekey.http.lifespan import acquire_engines, check_event_loop, drain_mounted, release_engine
+from oncekey.http.inspection.guarded_views import GuardedViews, unwrapped
+from oncekey.http.inspection.route_table import Route, app_views, routes_of
 from oncekey.http.problem import Render
-from oncekey.http.request_tasks import RequestTasks
-from oncekey.http.route_table import Route, app_views, routes_of
 from oncekey.http.rules import ANY_METHOD, METHODS_DEFAULT, RuleOptions, Rules, rule_from_options
-from oncekey.http.unguarded_keys import UnguardedKeys
 
 F = TypeVar("F", bound=Callable[..., Any])
 Caller = Depends | Callable[[Request], Any]
@@ -53,7 +55,7 @@ _TRANSACTIONS_SINCE: Final = (0, 118)
 _REFERENCES_OF_A_FRESH_ONE: Final = 6
 
 
-class Idempotency:
+class Idempotency(RouteGuard):
     """Guards routes, after the app's own dependencies and validation.
 
     caller      Depends(...) or a function of the Request: the verified principal, as text; None
@@ -89,16 +91,9 @@ class Idempotency:
         unserved: str = "refuse",
         unguarded: str = "warn",
     ) -> None:
-        if not isinstance(once, AsyncOnce):
-            raise ConfigurationError(f"once must be an AsyncOnce, not a {type(once).__name__}")
-        if not isinstance(caller, Depends):
-            check_caller(caller)
-        self.once = once
-        self.blocking = blocking
-        self.caller: Caller = caller
         # Refusals link to the built-in page only if `attach` serves it.
         self._serves_page = policy_url == POLICY_URL_DEFAULT
-        self.exchange = Exchange(
+        exchange = Exchange(
             Rules(),
             operation=operation,
             policy_url=None if self._serves_page else policy_url,
@@ -106,14 +101,13 @@ class Idempotency:
             replay_header=replay_header,
             render_refusal=render_refusal,
         )
-        self.tasks = RequestTasks()
-        self.lifespans = 0
-        self.is_noted = False
-        self.unprotected = 0  # runs without a key's protection because the store was down
+        super().__init__(once, exchange, drain, unguarded)
+        if not isinstance(caller, Depends):
+            check_caller(caller)
+        self.blocking = blocking
+        self.caller: Caller = caller
         self.route_class = route_class(None)
-        self._drain = microseconds(drain, name="drain") / 1_000_000
         self._close = close
-        self.unguarded = UnguardedKeys(self.exchange, once.notify, unguarded)
         self.views = GuardedViews(
             "fastapi",
             "@idempotency.guard(...) stands directly above the function, below @app.post(...).",
@@ -243,11 +237,6 @@ class Idempotency:
         return EndpointGuard(self, rule_from_options(options), self.caller, session)
 
     # --- start and end ------------------------------------------------------------------------
-
-    async def drain(self) -> None:
-        """Wait for the running requests, also for those whose clients are gone."""
-        await self.once.drain(self._drain)
-        await self.tasks.wait(self._drain)
 
     def _acquire_engines(self) -> None:
         if self._close:

@@ -2,8 +2,8 @@
 `Idempotency.attach` puts around an app with them.
 
 `install` adds the plain ASGI middleware, which claims a key before the app looks at the request.
-FastAPI's own refusal of a body that fails validation then frees the key, see unhandled_requests.py.
-`RouteCheck` sees every request of an attached app before its route does.
+FastAPI's own refusal of a body that fails validation then frees the key, see
+unhandled_requests.py. `RouteCheck` sees every request of an attached app before its route does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.http.asgi import Caller, IdempotencyMiddleware
-from oncekey.http.asgi_messages import has_key_line
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.http.asgi import IdempotencyMiddleware
+from oncekey.http.asgi.messages import app_path, has_key_line
+from oncekey.http.asgi.middleware import Caller
 from oncekey.http.exchange import REPLAY_HEADER_DEFAULT, Exchange, check_caller
 from oncekey.http.fastapi.openapi import describe
-from oncekey.http.guarded_views import GuardedViews
-from oncekey.http.path_readings import app_path
-from oncekey.http.policy_page import asgi_app_or_page, is_policy_page
+from oncekey.http.inspection.guarded_views import GuardedViews
+from oncekey.http.inspection.policy_document import asgi_app_or_page, is_policy_page
 from oncekey.http.rules import Rule
 from oncekey.http.unguarded_keys import UnguardedKeys, run_marked
 

@@ -22,10 +22,10 @@ from oncekey.http.fastapi.endpoint import (
     guard_of,
     wrap_endpoint,
 )
-from oncekey.http.fastapi.guarded_request import RouteRequest
 from oncekey.http.fastapi.installation import REFUSING
 from oncekey.http.fastapi.openapi import extended
-from oncekey.http.guarded_views import guarded_view_of
+from oncekey.http.fastapi.route_request import RouteRequest
+from oncekey.http.inspection.guarded_views import guarded_view_of
 from oncekey.http.rules import SAFE_METHODS
 from oncekey.http.unguarded_keys import UnguardedKeys, mark_key_guarded
 

@@ -23,15 +23,15 @@ from starlette._exception_handler import wrap_app_handling_exceptions
 from starlette.responses import Response as StarletteResponse
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.once import Once
 from oncekey.engine.results import Result
+from oncekey.http.asgi.response_buffer import AsyncResponseBuffer
 from oncekey.http.exchange import RunArguments
 from oncekey.http.fastapi.endpoint import RouteGuard, as_starlette
-from oncekey.http.message import Message, Response
-from oncekey.http.response_buffer import HOLD_MAX_BYTES, ResponseBuffer
+from oncekey.http.message import HOLD_MAX_BYTES, Message, Response
 
 # Each thread also holds a database transaction, so connection pools are exhausted long before.
 THREADS_MAX: Final = 100
@@ -107,7 +107,7 @@ async def response_to(error: Exception, request: Request) -> StarletteResponse |
     FastAPI itself would call them after the ends of the dependencies, which would end the
     transaction that the response is to be stored in.
     """
-    buffer = ResponseBuffer()
+    buffer = AsyncResponseBuffer()
 
     async def fail(scope: Any, receive: Any, send: Any) -> None:
         raise error

@@ -3,54 +3,73 @@
 A decorated view runs after the app's `before_request` functions, so a request that they reject does
 not claim its key. Its response is stored as Flask makes it, error handlers included. The
 `after_request` functions run for replays too, so what they add is not stored; but they and the
-teardown functions run before the outcome is stored, see request_end.py. With `rules=` the whole app
-is wrapped instead, see wsgi.py.
+teardown functions run before the outcome is stored, see messages.py. With `rules=` the whole app
+is wrapped instead, see wsgi/middleware.py.
 
-Owns the Flask side only; sync_request.py has the order of a run.
+Owns the Flask side only; messages.py has the request's body and its end,
+wsgi/request_guard.py the order of a run.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, ParamSpec, Unpack
+from weakref import WeakKeyDictionary
 
-from flask import Flask, Response, current_app, request
-from werkzeug.datastructures import Headers as FlaskHeaders
+from flask import Blueprint, Flask, Response, current_app, request, request_started
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.kept_steps import late_part, warn_of_kept_steps
-from oncekey.http import message, wsgi
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.once import Once
+from oncekey.http import message
 from oncekey.http.exchange import (
     ATTEMPT,
     OPERATION_DEFAULT,
     POLICY_URL_DEFAULT,
     REPLAY_HEADER_DEFAULT,
+    Exchange,
     check_caller,
 )
-from oncekey.http.flask.request_end import end_request, watch_request_ends
-from oncekey.http.flask.request_input import (
+from oncekey.http.flask.messages import (
+    FlaskResponse,
     close_body_with,
     discard_body,
+    final_response,
+    flask_response,
     keep_body,
     read_body,
+    watch_request_ends,
 )
-from oncekey.http.flask.served_views import EXTENSION, VIEWS, check_app
-from oncekey.http.guarded_views import UNSERVED, guard_for_method, guarded_view_of
-from oncekey.http.outcomes import FAILURE
-from oncekey.http.policy_page import is_policy_page, wsgi_app_or_page
+from oncekey.http.inspection.guarded_views import (
+    UNSERVED,
+    GuardedViews,
+    ServedView,
+    closure_of,
+    guard_for_method,
+    guarded_view_of,
+)
+from oncekey.http.inspection.outer_layers import warn_of_late_commits
+from oncekey.http.inspection.policy_document import is_policy_page, wsgi_app_or_page
+from oncekey.http.inspection.route_table import app_views
 from oncekey.http.problem import Render
-from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, rule_from_options
-from oncekey.http.sync_request import FreshResponse, SyncGuard
-from oncekey.http.sync_response_buffer import SyncResponseBuffer
+from oncekey.http.rules import ANY_METHOD, Rule, RuleOptions, Rules, rule_from_options
 from oncekey.http.unguarded_keys import KEY_GUARDED, UNGUARDED_HEADERS, mark_key_guarded
 from oncekey.http.unhandled_requests import UNSTORED, is_unstored
-from oncekey.http.wsgi_body import Environ
+from oncekey.http.wsgi.messages import Environ, headers_of, path_of, request_of
+from oncekey.http.wsgi.middleware import IdempotencyWSGI, StartResponse, attempt_of
+from oncekey.http.wsgi.request_guard import FreshResponse, RequestGuard, close_at_exit
 
 P = ParamSpec("P")
 
+EXTENSION: Final = "oncekey"  # the name of our extension in `app.extensions`
+VIEWS: Final = GuardedViews(
+    "flask",
+    "@idempotent(...) stands directly above the function, below @app.post(...).",
+    'Idempotency(..., unserved="allow")',
+)
+_checked: Final[WeakKeyDictionary[Flask, tuple[int, int]]] = WeakKeyDictionary()
 _WARN: Final = (
     "oncekey.warn"  # in the environ: whether the response gets the header of an unguarded key
 )
@@ -59,7 +78,7 @@ _WARN: Final = (
 def current_attempt() -> Attempt | None:
     """The attempt that the current request runs in, for steps, child keys and the fence; None if it
     is not guarded by a key."""
-    return wsgi.attempt_of(request.environ)
+    return attempt_of(request.environ)
 
 
 class Idempotency:
@@ -101,17 +120,18 @@ class Idempotency:
         self.caller = caller
         self._rules = None if rules is None else tuple(rules)
         self.has_rules = rules is not None
-        self._options: dict[str, Any] = {
+        options: dict[str, Any] = {
             "operation": operation,
             "policy_url": policy_url,
             "challenge": challenge,
             "replay_header": replay_header,
             "render_refusal": render_refusal,
-            "unguarded": unguarded,
         }
-        self.guard = SyncGuard(once, rules=self._rules or (), **self._options)
+        self._options = {**options, "unguarded": unguarded}
+        exchange = Exchange(Rules(self._rules or ()), **options)
+        self.guard = RequestGuard(once, exchange, unguarded)
         if close:
-            wsgi.close_at_exit(once)
+            close_at_exit(once)
         if app is not None:
             self.init_app(app)
 
@@ -128,7 +148,7 @@ class Idempotency:
             watch_request_ends(app)
             self._serve_page(app)
             return
-        middleware = wsgi.IdempotencyWSGI(
+        middleware = IdempotencyWSGI(
             app.wsgi_app,
             self.guard.once,
             caller=self.caller,
@@ -143,8 +163,8 @@ class Idempotency:
         """Serve the built-in policy page unless the app has its own."""
         inner, page_path = app.wsgi_app, self.guard.exchange.page_path
 
-        def wsgi_app(environ: Environ, start_response: wsgi.StartResponse) -> Any:
-            if is_policy_page(environ["REQUEST_METHOD"], wsgi.path_of(environ), page_path):
+        def wsgi_app(environ: Environ, start_response: StartResponse) -> Any:
+            if is_policy_page(environ["REQUEST_METHOD"], path_of(environ), page_path):
                 return wsgi_app_or_page(inner, app, environ, start_response)
             return inner(environ, start_response)
 
@@ -205,16 +225,16 @@ def _keep_body() -> None:
     if view is None or ATTEMPT in request.environ:
         return
     guard = _extension().guard
-    if not guard.is_exempt(view.rule, wsgi.headers_of(request.environ)):
+    if not guard.is_exempt(view.rule, headers_of(request.environ)):
         mounted = guard.under(request.environ.get("SCRIPT_NAME", ""))
-        keep_body(mounted.exchange, view.rule, flask_response)
+        keep_body(mounted.exchange, view.rule)
 
 
 def _warn_or_refuse() -> Any:
     """Refuse a request that has a key but no guard, or have a header added to its response."""
     extension, environ = _extension(), request.environ
     view = current_app.view_functions.get(request.endpoint or "")
-    if view is None or not wsgi.has_unguarded_key(extension.guard, environ):
+    if view is None or not extension.guard.has_unguarded_key(environ):
         return None
     if guard_for_method(view, request.method) is not None:
         return None
@@ -228,7 +248,7 @@ def _warn_or_refuse() -> Any:
 
 def _add_warning(response: Response) -> Response:
     if request.environ.get(_WARN):
-        for name, value in wsgi.text_headers(UNGUARDED_HEADERS):
+        for name, value in message.text_headers(UNGUARDED_HEADERS):
             response.headers[name] = value
     return response
 
@@ -237,7 +257,7 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
     """Respond to a request whose view is guarded; `call` calls the view."""
     environ = request.environ
     guard = extension.guard.under(environ.get("SCRIPT_NAME", ""))
-    headers = wsgi.headers_of(environ)
+    headers = headers_of(environ)
     if guard.is_exempt(rule, headers):
         return call()
     mark_key_guarded(environ)
@@ -249,121 +269,77 @@ def _respond(extension: Idempotency, rule: Rule, call: Callable[[], Any]) -> Any
     if isinstance(body, message.Response):
         return flask_response(body)
 
-    def call_app(attempt: Attempt | None) -> _FlaskResponse:
+    def call_app(attempt: Attempt | None) -> FlaskResponse:
         marks: list[int] = []
         environ.update({ATTEMPT: attempt, UNSTORED: marks})
         try:
-            response = _FlaskResponse(_final_response(call))
+            response = FlaskResponse(final_response(call))
             if attempt is not None:
-                _end_request(response, attempt, rule.max_response)
+                response.end_request(attempt, rule.max_response)
             response.unhandled = is_unstored(marks, response.status)
             return response
         finally:
             del environ[ATTEMPT], environ[UNSTORED]
 
     key, caller = admitted
-    sent = wsgi.request_of(environ, headers, body)
+    sent = request_of(environ, headers, body)
     if request.url_rule is not None:
         sent = sent._replace(template=request.url_rule.rule, name=request.endpoint or "")
-    response = guard.run(key, caller, sent, call_app)
+    response = guard.run(rule, key, caller, sent, call_app)
     if isinstance(response, FreshResponse):
         return close_body_with(response.app_response.to_send(response.more_headers))
     return close_body_with(flask_response(response))
 
 
-def _end_request(response: _FlaskResponse, attempt: Attempt, body_max: int) -> None:
-    """Run the app's functions for the end of the request. They fail by an error, or by a response
-    that one of them made of it."""
-    if response.status >= FAILURE:
-        response.end_request(body_max)  # the view has failed before them
-        return
-    with late_part(attempt):
-        response.end_request(body_max)
-    if response.response(body_max).status >= FAILURE:
-        warn_of_kept_steps(attempt)
+# --- the views of an app --------------------------------------------------------------------------
 
 
-def _final_response(call: Callable[[], Any]) -> Response:
-    """The response that Flask makes of what a view returns or raises."""
-    try:
-        returned = call()
-    except Exception as error:
-        returned = current_app.handle_user_exception(error)  # raises it if there is no handler
-    return current_app.make_response(returned)
+def check_app(app: Flask) -> None:
+    """Raise ConfigurationError if the app serves a decorated function unguarded, or if no route
+    serves it. Log which decorators of guarded views commit too late."""
+    extension = app.extensions.get(EXTENSION)
+    # An app without our extension may still serve the undecorated form of a guarded function.
+    unserved = getattr(extension, "unserved", "allow")
+    served = app_views([app])
+    VIEWS.check(served, unserved=unserved)
+    if not getattr(extension, "has_rules", False):  # by which views are guarded from outside
+        warn_of_late_commits(served)
 
 
-class _FlaskResponse(SyncResponseBuffer):
-    """The response of a view. A streamed response has been read."""
-
-    def __init__(self, flask_response: Response) -> None:
-        super().__init__()
-        self._response = flask_response
-        self._stored: message.Response | None = None  # as it was before the request's end
-        self.status = flask_response.status_code
-        self.headers = _header_lines(flask_response)
-        self._streams = flask_response.is_streamed or flask_response.direct_passthrough
-        if not self._streams:
-            self.add(flask_response.get_data())
-            return
-        source: Any = flask_response.response
-        parts = source if flask_response.direct_passthrough else flask_response.iter_encoded()
-        self.fill(_ClosingParts(parts, source))
-        flask_response.direct_passthrough = False
-        flask_response.response = self
-
-    def end_request(self, body_max: int) -> None:
-        """Run the app's functions for the end of a request. They are run for a replay too, so the
-        view's own response is stored; but if they change its status, theirs is the outcome."""
-        try:
-            self._stored = self.response(body_max)
-            self._response = end_request(self._response, is_read=not self.is_cut)
-            if self._response.status_code != self.status:
-                body = self._response.get_data()
-                is_long = len(body) > body_max
-                self._stored = message.Response(
-                    self._response.status_code,
-                    _header_lines(self._response),
-                    b"" if is_long else body,
-                    is_long,
-                )
-        except BaseException:
-            self.close()
-            raise
-
-    def response(self, body_max: int) -> message.Response:
-        return self._stored or super().response(body_max)
-
-    def to_send(self, more_headers: message.Headers) -> Response:
-        """The response with more headers."""
-        if self._response.response is not self:
-            self.close()
-        for name, value in wsgi.text_headers(more_headers):
-            self._response.headers[name] = value
-        return self._response
+def _check_before_request(app: Flask, **_: Any) -> None:
+    """Check the app before its first request, and again when views were added since."""
+    state = (len(app.view_functions), VIEWS.version)
+    if _checked.get(app) != state:
+        check_app(app)
+        _checked[app] = state
 
 
-def _header_lines(response: Response) -> message.Headers:
-    lines = response.get_wsgi_headers(request.environ)
-    return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in lines)
+def _all_registered_views() -> Iterator[ServedView]:
+    """The views of every app, and of every blueprint, registered or not.
+
+    Slow, because it searches all objects of the garbage collector. Called on the way to an error
+    only.
+    """
+    for one in gc.get_objects():
+        kind = type(one)  # isinstance() would ask a proxy such as current_app for its app
+        if issubclass(kind, Flask):
+            yield from app_views([one])
+        elif issubclass(kind, Blueprint):
+            for deferred in list(one.deferred_functions):
+                yield _deferred_view(deferred)
 
 
-class _ClosingParts:
-    """The parts of a body, which close their source."""
-
-    def __init__(self, parts: Iterable[bytes], source: Any) -> None:
-        self._parts = parts
-        self._source = source
-
-    def __iter__(self) -> Any:
-        return iter(self._parts)
-
-    def close(self) -> None:
-        if hasattr(self._source, "close"):
-            self._source.close()
+def _deferred_view(deferred: Callable[..., Any]) -> ServedView:
+    """The view that a blueprint will register with its app. A blueprint has the arguments of
+    `add_url_rule` in a closure. Any other deferred function leads to no guarded function, or to one
+    whose methods are not known yet."""
+    arguments = closure_of(deferred)
+    view, options = arguments.get("view_func"), arguments.get("options")
+    if view is None or not isinstance(options, dict):
+        return ServedView(deferred, None)
+    methods = options.get("methods") or getattr(view, "methods", None) or ("GET",)
+    return ServedView(view, methods)
 
 
-def flask_response(response: message.Response) -> Response:
-    """A refusal or a replay as a response of Flask."""
-    made: Response = current_app.response_class(response.body, response.status)
-    made.headers = FlaskHeaders(wsgi.text_headers(response.headers))  # without default headers
-    return made
+VIEWS.other_views = _all_registered_views
+request_started.connect(_check_before_request)

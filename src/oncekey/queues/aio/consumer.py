@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.port import AsyncPort
 from oncekey.queues.aio.message_handler import AsyncMessageHandler
 from oncekey.queues.aio.slots import Slots

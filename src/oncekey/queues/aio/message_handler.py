@@ -8,9 +8,9 @@ from typing import Any
 
 from oncekey.core.commands import Seen
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.aio.attempt import AsyncAttempt
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.key_status import status_of
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.attempts.async_attempt import AsyncAttempt
+from oncekey.engine.keys.key_status import status_of
 from oncekey.engine.port import AsyncPort
 from oncekey.queues.claimed_delivery import ClaimBatch, ClaimedDelivery
 from oncekey.queues.consumer_settings import ConsumerPlan

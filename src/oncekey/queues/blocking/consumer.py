@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Final
 
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.engine.port import Port
 from oncekey.queues.blocking.done_messages import take_done
 from oncekey.queues.blocking.message_handler import MessageHandler

@@ -8,9 +8,9 @@ from typing import Any
 
 from oncekey.core.commands import Seen
 from oncekey.core.errors import StoreUnavailable
-from oncekey.engine.blocking.attempt import Attempt
-from oncekey.engine.blocking.once import Once
-from oncekey.engine.key_status import status_of
+from oncekey.engine.attempts.attempt import Attempt
+from oncekey.engine.keys.key_status import status_of
+from oncekey.engine.once import Once
 from oncekey.engine.port import Port
 from oncekey.queues.claimed_delivery import ClaimBatch, ClaimedDelivery
 from oncekey.queues.consumer_settings import ConsumerPlan

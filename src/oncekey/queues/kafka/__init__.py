@@ -7,10 +7,12 @@ consumer = KafkaConsumer(
 )
 consumer.run()
 
-rules      partition_offsets, order_queue, assigned_partitions, kafka_records, outgoing_records,
-           kafka_settings
-both       partition_work: what is done with records and dispositions, whichever the client
-clients    confluent_* for threads, aiokafka_* for event loops; each is imported when it is used
+rules      settings, message, order_queue, assigned_partitions
+both       program: what is done with records and dispositions, whichever the client
+threads    confluent_broker with the consumer; _member, _sender, _client
+loops      aiokafka_broker with the consumer; _sender, _client, _topics
+
+Each client is imported when it is used.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from oncekey.core.errors import ConfigurationError
-from oncekey.queues.kafka.outgoing_records import KafkaRefused
+from oncekey.queues.kafka.message import KafkaRefused
+from oncekey.queues.missing_client import client_of
 
 if TYPE_CHECKING:
-    from oncekey.queues.kafka.aiokafka_consumer import AsyncKafkaConsumer
+    from oncekey.queues.kafka.aiokafka_broker import AsyncKafkaConsumer
     from oncekey.queues.kafka.aiokafka_sender import AsyncKafkaSender
-    from oncekey.queues.kafka.confluent_consumer import KafkaConsumer
+    from oncekey.queues.kafka.confluent_broker import KafkaConsumer
     from oncekey.queues.kafka.confluent_sender import KafkaSender
 
 __all__ = [
@@ -36,9 +38,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "KafkaConsumer": ("oncekey.queues.kafka.confluent_consumer", "kafka"),
+    "KafkaConsumer": ("oncekey.queues.kafka.confluent_broker", "kafka"),
     "KafkaSender": ("oncekey.queues.kafka.confluent_sender", "kafka"),
-    "AsyncKafkaConsumer": ("oncekey.queues.kafka.aiokafka_consumer", "kafka-async"),
+    "AsyncKafkaConsumer": ("oncekey.queues.kafka.aiokafka_broker", "kafka-async"),
     "AsyncKafkaSender": ("oncekey.queues.kafka.aiokafka_sender", "kafka-async"),
 }
 
@@ -48,11 +50,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, extra = _HOMES[name]
-    try:
+    with client_of(name, extra=extra):
         return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("oncekey"):
-            raise
-        raise ConfigurationError(
-            f"{name} needs {error.name}, which is not installed: pip install 'oncekey[{extra}]'"
-        ) from error

@@ -1,8 +1,8 @@
-"""Kafka as a broker for consumers in an event loop, over aiokafka.
+"""Kafka for event loops, over aiokafka: `AsyncKafkaConsumer` and its broker.
 
 A task polls without a pause, so that the group keeps its member however long handlers run; it also
 commits and pauses. The rebalance listener is awaited by aiokafka before it joins the group again.
-What is done with a record is decided in partition_work.py.
+What is done with a record is decided in program.py.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import (
@@ -24,47 +24,77 @@ from aiokafka.errors import (
 )
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.queues.aio.consumer import AsyncConsumer
 from oncekey.queues.broker import BrokerUnavailable, Settled
 from oncekey.queues.broker_faults import CUT_OFF_S, is_cancelled, is_fault, reason_of
-from oncekey.queues.broker_identity import identity_of
 from oncekey.queues.consumer_settings import BrokerFacts
-from oncekey.queues.kafka.aiokafka_group import (
+from oncekey.queues.kafka.aiokafka_client import (
+    is_put_out,
+    names_of,
     new_clients,
+    offsets_of,
+    partitions_of,
     pin_the_end,
+    record_of,
     set_back,
     start,
     stop,
-)
-from oncekey.queues.kafka.aiokafka_redrive import redrive
-from oncekey.queues.kafka.aiokafka_topics import AiokafkaIds, ask
-from oncekey.queues.kafka.aiokafka_values import (
-    names_of,
-    offsets_of,
-    partitions_of,
-    record_of,
     unavailable,
 )
-from oncekey.queues.kafka.kafka_settings import (
-    CHECK_EVERY_S,
-    CHECK_RETRY_S,
-    COMMIT_RETRY_S,
+from oncekey.queues.kafka.aiokafka_sender import redrive
+from oncekey.queues.kafka.aiokafka_topics import AiokafkaIds, ask
+from oncekey.queues.kafka.order_queue import Partition
+from oncekey.queues.kafka.program import (
+    GIVEN_UP,
+    CreatedAgain,
+    Forward,
+    MemberState,
+    PartitionWork,
+    TopicIds,
+    ending_topics,
+)
+from oncekey.queues.kafka.settings import (
+    AIOKAFKA,
     FETCH_MAX,
     FORWARD_TIMEOUT_S,
-    PAUSE_AFTER_S,
     POLL_S,
     SKIPS_TO_END,
     WAIT_MAX_S,
     KafkaSettings,
+    settings_of,
 )
-from oncekey.queues.kafka.order_queue import Partition
-from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
-from oncekey.queues.kafka.topic_ids import CreatedAgain, TopicIds, ending_topics
+from oncekey.queues.message_key import DELIVERY, KeyChoice
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import GoOn, to_the_end
 
-# What aiokafka calls the generation of a member that the group has put out.
-_NO_GENERATION: Final = -1
 _log = logging.getLogger("oncekey")
+
+
+class AsyncKafkaConsumer(AsyncConsumer):
+    """Consumes a topic of Kafka in an event loop: see `KafkaConsumer`."""
+
+    def __init__(
+        self,
+        once: AsyncOnce,
+        handler: Callable[..., Any],
+        topic: str,
+        *,
+        name: str,
+        key: KeyChoice,
+        config: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        """
+        config   options of AIOKafkaConsumer; `auto_offset_reset` must be among them
+        key      where the key of a message is: "header:NAME", "json:$.path", a function, "delivery"
+
+        The options of this class are the fields of `KafkaSettings`: `order`, the topics that it
+        writes to, and its limits. Those of every consumer are in `ConsumerSettings`.
+        """
+        settings = settings_of(topic, config, name, AIOKAFKA, options)
+        broker = AiokafkaBroker(settings, config, needs_identity=key == DELIVERY)
+        super().__init__(once, handler, broker, name=name, key=key, **options)
 
 
 class AiokafkaBroker:
@@ -73,7 +103,7 @@ class AiokafkaBroker:
     def __init__(
         self, settings: KafkaSettings, config: Mapping[str, Any], *, needs_identity: bool = False
     ) -> None:
-        """`config` is that of AIOKafkaConsumer, which `check_config` has accepted."""
+        """`config` is that of AIOKafkaConsumer, which `settings_of` has accepted."""
         self._settings = settings
         self._config = dict(config)
         self._needs_identity = needs_identity
@@ -89,14 +119,8 @@ class AiokafkaBroker:
         self._settled = asyncio.Event()  # some may be done
         self._is_assigned = asyncio.Event()  # no assignment is half-way
         self._is_assigned.set()
-        self._wanted_at = 0.0
-        self._commit_after = 0.0
         self._committing = asyncio.Lock()
-        self._is_checked = True  # False while a topic may be another one than at the start
-        self._checked_at = self._check_after = 0.0
-        self._trouble: OncekeyError | None = None  # raised once
-        self._failure: BaseException | None = None  # raised always
-        self._is_lost = False  # it was raised, and another member of the group may do better
+        self._state = MemberState(self._work)
 
     # --- the port -------------------------------------------------------------------------------
 
@@ -111,28 +135,23 @@ class AiokafkaBroker:
                 await self._asking.close()
             reset, has_keys = self._config["auto_offset_reset"], self._needs_identity
             self._ids = TopicIds(ids, ends=ending_topics(settings, reset, has_keys=has_keys))
-            identity = self._work.identity = ids[settings.topic] if has_keys else None
-            self._facts = BrokerFacts(
-                settings.topic,
-                identity,
-                retention,
-                ordered=settings.order != "none",
-                broker=identity_of("kafka", cluster=cluster),
-            )
+            self._work.identity = ids[settings.topic] if has_keys else None
+            self._facts = self._work.facts(retention, cluster)
         return self._facts
 
     async def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
         await self._join()
         until = time.monotonic() + min(wait, WAIT_MAX_S)
-        self._wanted_at = max(self._wanted_at, until if most else 0.0)
+        if most:
+            self._state.want(until)
         while True:
-            self._raise_trouble()
+            self._state.raise_trouble()
             self._changed.clear()
-            taken = self._work.take(most) if most and self._is_checked else []
+            taken = self._state.take(most)
             left = until - time.monotonic()
             if taken or left <= 0:
                 return taken
-            ready_in = self._work.next_wait() if self._is_checked else None
+            ready_in = self._state.next_wait()
             with suppress(TimeoutError):
                 seconds = left if ready_in is None else min(left, ready_in)
                 async with asyncio.timeout(seconds):
@@ -172,8 +191,7 @@ class AiokafkaBroker:
         if self._writes:
             await asyncio.wait(self._writes)
         await self._stop_clients()
-        self._failure = self._trouble = None
-        self._is_lost = False
+        self._state = MemberState(self._work)
 
     async def _stop_polling(self) -> None:
         assert self._poller is not None
@@ -191,19 +209,11 @@ class AiokafkaBroker:
         await asyncio.wait(stopping)
         self._poller = self._consumer = self._producer = None
 
-    def _raise_trouble(self) -> None:
-        if self._failure is not None:
-            self._is_lost = is_fault(self._failure)
-            raise self._failure
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            raise trouble
-
     # --- the client -----------------------------------------------------------------------------
 
     async def _join(self) -> None:
         """Join the group; the first call does, and so does one after a fault."""
-        if self._is_lost:
+        if self._state.is_lost:
             await self._drop()
         if self._poller is not None:
             return
@@ -224,14 +234,15 @@ class AiokafkaBroker:
         self._poller = asyncio.create_task(self._poll(consumer))
 
     async def _poll(self, consumer: AIOKafkaConsumer) -> None:
-        while self._failure is None:
+        while self._state.failure is None:
             try:
                 fetched = await consumer.getmany(
                     timeout_ms=int(POLL_S * 1000), max_records=FETCH_MAX
                 )
                 if fetched:  # aiokafka does so before their assignment is complete here
                     await self._is_assigned.wait()
-                    self._received(fetched)
+                    self._state.receive([record_of(r) for part in fetched.values() for r in part])
+                    self._changed.set()
                 await self._check(consumer)
                 await self._advance(consumer)
             except (CreatedAgain, ConfigurationError) as error:
@@ -243,24 +254,16 @@ class AiokafkaBroker:
                 if not getattr(error, "retriable", False):
                     self._fail(error)
                     continue
-                self._trouble = unavailable(error)
+                self._state.note(unavailable(error))
                 self._changed.set()
                 await asyncio.sleep(POLL_S)
 
-    def _received(self, fetched: Mapping[TopicPartition, Sequence[Any]]) -> None:
-        self._work.receive(record_of(r) for part in fetched.values() for r in part)
-        if self._work.was_set_back or self._work.identity is not None:
-            self._work.was_set_back = self._is_checked = False
-        self._changed.set()
-
     async def _check(self, consumer: AIOKafkaConsumer) -> None:
-        """Ask for the ids of the topics, when it is time, and before messages are taken after
-        partitions were assigned or set back. Raises if a topic is another one than at the start,
-        after the group was set back."""
-        now = time.monotonic()
-        is_late = now >= self._checked_at + CHECK_EVERY_S
-        if now < self._check_after or (self._is_checked and not is_late):
+        """Ask for the ids of the topics, when it is time. Raises if a topic is another one than at
+        the start, after the group was set back."""
+        if not self._state.check_is_due():
             return
+        began = time.monotonic()
         assert self._ids is not None
         try:
             for topic, found in (await self._asking.ids(self._ids.asked)).items():
@@ -271,28 +274,26 @@ class AiokafkaBroker:
         except BrokerUnavailable as error:
             if isinstance(error, CreatedAgain):
                 raise
-            self._trouble, self._check_after = error, now + CHECK_RETRY_S
+            self._state.not_checked(error)
         else:
-            self._checked_at, self._is_checked = now, True
+            self._state.checked(began)
         self._changed.set()
 
     async def _advance(self, consumer: AIOKafkaConsumer) -> None:
         """Commit what may be committed, and pause and resume partitions."""
-        now = time.monotonic()
         self._forward(self._work.stuck())
-        self._work.pause_all(now - self._wanted_at > PAUSE_AFTER_S)
-        changes = self._work.pause_changes()
+        changes = self._state.pause_changes()
         with suppress(IllegalStateError):  # one is not assigned any more
             consumer.pause(*partitions_of(changes.pause))
             consumer.resume(*partitions_of(changes.resume))
-        if now >= self._commit_after:
+        if self._state.may_commit:
             await self._commit(self._work.partitions)
 
     async def _commit(self, partitions: Iterable[Partition]) -> None:
         """Commit what is done of partitions. aiokafka sends a failed commit again, for whichever
         member it is by then, so `revoked` waits for one that is under way."""
         async with self._committing:
-            if not self._is_put_out() and (offsets := self._work.commits(partitions)):
+            if not is_put_out(self._consumer) and (offsets := self._work.commits(partitions)):
                 await self._commit_offsets(offsets)
 
     async def _commit_offsets(self, offsets: Mapping[Partition, int]) -> None:
@@ -303,10 +304,9 @@ class AiokafkaBroker:
                 await self._consumer.commit(offsets_of(offsets))
         except BaseException as error:
             self._check_client(error)
-            # They are told again, or delivered again, and the store knows how they ended.
+            # They are sent again, or their messages come again; the store knows how they ended.
             _log.warning("Kafka did not take offsets: %s", reason_of(error))
-            self._work.not_committed(offsets)
-            self._commit_after = time.monotonic() + COMMIT_RETRY_S
+            self._state.not_committed(offsets)
 
     def _forward(self, forwards: Iterable[Forward]) -> None:
         """Begin to write records to other topics."""
@@ -346,7 +346,7 @@ class AiokafkaBroker:
         if not is_fault(error) and not isinstance(error, Exception):
             raise error
         is_ours = isinstance(error, OncekeyError)
-        self._failure = self._failure or (error if is_ours else unavailable(error))
+        self._state.fail(error if is_ours else unavailable(error))
         self._changed.set()
 
     # --- what the group decides -----------------------------------------------------------------
@@ -358,7 +358,7 @@ class AiokafkaBroker:
                 assert self._consumer is not None
                 await pin_the_end(self._consumer, self._settings.topic)
             self._work.assign(names_of(partitions))
-            self._is_checked = False
+            self._state.is_checked = False
         except BaseException as error:
             self._fail(error)  # aiokafka only logs it, and goes on as if it had been done
         finally:
@@ -369,7 +369,7 @@ class AiokafkaBroker:
         partitions. A member that was put out of its group has lost them, and commits nothing."""
         names = names_of(partitions)
         self._work.begin_revoke(names)
-        if self._is_put_out():
+        if is_put_out(self._consumer):
             _log.warning("lost %s to another member of the group", names)
         else:
             until = time.monotonic() + self._settings.revoke_timeout
@@ -380,12 +380,6 @@ class AiokafkaBroker:
                         await self._settled.wait()
         await self._commit(names)  # also waits for one that is under way
         self._work.end(names)
-
-    def _is_put_out(self) -> bool:
-        """True if the group has put this member out, for which aiokafka has no callback. If a later
-        release hides the generation, the broker refuses the commit itself."""
-        coordinator = getattr(self._consumer, "_coordinator", None)
-        return bool(getattr(coordinator, "generation", 0) == _NO_GENERATION)
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

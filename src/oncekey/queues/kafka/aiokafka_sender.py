@@ -1,4 +1,6 @@
-"""`AsyncKafkaSender`: writes the messages of an outbox to Kafka, over aiokafka."""
+"""What aiokafka writes beside a consumer's own forwards: the messages of an outbox
+(`AsyncKafkaSender`), and letters that go back to their topic (`redrive`).
+"""
 
 from __future__ import annotations
 
@@ -6,21 +8,23 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError, UnknownTopicOrPartitionError
 
 from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
-from oncekey.queues.kafka.aiokafka_group import start
-from oncekey.queues.kafka.aiokafka_values import unavailable
-from oncekey.queues.kafka.outgoing_records import (
+from oncekey.queues.kafka.aiokafka_client import connection_options, start, unavailable
+from oncekey.queues.kafka.message import (
     OutgoingRecord,
     check_acks,
     error_of,
+    moved_headers,
     outgoing_record,
 )
+from oncekey.queues.kafka.settings import FORWARD_MAX_BYTES, REDRIVE_SUFFIX, KafkaSettings
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.senders import SEND_TIMEOUT_S, SENDER_BATCH_MAX, prepared
+from oncekey.queues.redrive import GoOn
 
 _ERRORS: Final = (KafkaError, IllegalStateError, OSError, TimeoutError)
 
@@ -87,3 +91,90 @@ async def _write(producer: AIOKafkaProducer, record: OutgoingRecord) -> OncekeyE
     except _ERRORS as error:
         return error_of(topic, getattr(error, "errno", None), repr(error))
     return None
+
+
+# --- letters that go back -------------------------------------------------------------------------
+
+
+async def redrive(
+    settings: KafkaSettings,
+    config: Mapping[str, Any],
+    most: int,
+    id: str,
+    parked: bool,
+    go_on: GoOn,
+) -> int:
+    """Move at most `most` letters that were in the dead-letter topic, or in that of parked
+    messages, at the start; how many."""
+    connection = connection_options(config)
+    consumer = AIOKafkaConsumer(
+        **connection,
+        group_id=settings.group + REDRIVE_SUFFIX,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+    )
+    producer = AIOKafkaProducer(**connection, acks="all", max_request_size=FORWARD_MAX_BYTES)
+    try:
+        await start(producer.start())
+        await start(consumer.start())
+        topic = settings.park_topic if parked else settings.dead_letter_topic
+        ends = await _assign(consumer, producer, topic)
+        mark = None if parked else id
+        return await _move(consumer, producer, settings, ends, most, mark, go_on)
+    except KafkaError as error:
+        raise unavailable(error) from error
+    finally:
+        try:
+            await consumer.stop()
+        finally:
+            await producer.stop()
+
+
+async def _assign(
+    consumer: AIOKafkaConsumer, producer: AIOKafkaProducer, topic: str
+) -> dict[TopicPartition, int]:
+    """Assign what is left in the topic; the end of each partition with letters."""
+    partitions = [TopicPartition(topic, n) for n in await producer.partitions_for(topic)]
+    consumer.assign(partitions)
+    starts = await consumer.beginning_offsets(partitions)
+    ends = await consumer.end_offsets(partitions)
+    left = {}
+    for each in partitions:
+        start = max(await consumer.committed(each) or 0, starts[each])
+        if start < ends[each]:
+            left[each] = ends[each]
+            consumer.seek(each, start)
+        else:
+            consumer.pause(each)
+    return left
+
+
+async def _move(
+    consumer: AIOKafkaConsumer,
+    producer: AIOKafkaProducer,
+    settings: KafkaSettings,
+    ends: dict[TopicPartition, int],
+    most: int,
+    mark: str | None,
+    go_on: GoOn,
+) -> int:
+    moved = 0
+    while ends and moved < most:
+        wait = int(settings.ask_timeout * 1000)
+        fetched = await consumer.getmany(timeout_ms=wait, max_records=1)
+        if not fetched:
+            break
+        for partition, letters in fetched.items():
+            for letter in letters:
+                headers = moved_headers(letter.headers, mark)
+                await producer.send_and_wait(
+                    settings.topic, letter.value, key=letter.key, headers=headers
+                )
+                await consumer.commit({partition: letter.offset + 1})
+                moved += 1
+                if not go_on(moved):
+                    return moved
+                if letter.offset + 1 >= ends.get(partition, 0):
+                    ends.pop(partition, None)
+                    consumer.pause(partition)
+    return moved

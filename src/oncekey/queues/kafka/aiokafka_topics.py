@@ -1,4 +1,4 @@
-"""What a cluster tells about topics, asked by aiokafka.
+"""What a cluster says about topics, asked by aiokafka.
 
 Its administrator's client asks by an old version of the request, whose answer has no topic ids. So
 this module has the version of the request that Kafka 2.8 has brought, written with aiokafka's own
@@ -32,9 +32,11 @@ from aiokafka.protocol.types import (
 
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault, reason_of
-from oncekey.queues.kafka.aiokafka_group import start
-from oncekey.queues.kafka.aiokafka_values import connection_options, unavailable
-from oncekey.queues.kafka.kafka_settings import missing_topics, topic_patience
+from oncekey.queues.kafka.aiokafka_client import connection_options, start, unavailable
+from oncekey.queues.kafka.settings import (
+    missing_topics,
+    topic_patience,
+)
 
 _log = logging.getLogger("oncekey")
 _PAUSE_S: Final = 0.1
@@ -189,21 +191,22 @@ def _id_of(topic: tuple[Any, ...] | None) -> str | None:
     return "".join(f"{part & (1 << 64) - 1:016x}" for part in id) if tuple(id) != _NO_ID else None
 
 
-# --- what the cluster tells -----------------------------------------------------------------------
+# --- what the cluster says ------------------------------------------------------------------------
 
 
 async def ask(
     config: Mapping[str, Any], topics: Sequence[str], seconds: float
 ) -> tuple[float | None, str | None]:
     """Check that topics exist, and return for how many seconds the longest of them keeps a message
-    (math.inf for ever), and the cluster's id; None for what the cluster does not tell."""
+    (math.inf for ever), and the cluster's id; None for what it does not say."""
     milliseconds = int(seconds * 1000)
     admin = AIOKafkaAdminClient(**connection_options(config), request_timeout_ms=milliseconds)
     try:
         try:
             await start(admin.start())
             await _check(admin, topics, seconds)
-            return await _retention(admin, topics), await _cluster_id(admin)
+            cluster = (await admin.describe_cluster()).get("cluster_id")
+            return await _retention(admin, topics), cluster
         finally:
             await admin.close()
     except Exception as error:
@@ -212,13 +215,8 @@ async def ask(
         raise unavailable(error) from error
 
 
-async def _cluster_id(admin: Any) -> str | None:
-    found: str | None = (await admin.describe_cluster()).get("cluster_id")
-    return found
-
-
 async def _check(admin: Any, topics: Sequence[str], seconds: float) -> None:
-    """Raise ConfigurationError for topics that do not exist: see confluent_topics.py."""
+    """Raise ConfigurationError for topics that do not exist: see `ConfluentTopics.check`."""
     began = time.monotonic()
     while True:
         found = {each["topic"]: each["error_code"] for each in await admin.describe_topics(topics)}

@@ -1,4 +1,4 @@
-"""Kafka as a broker for consumers in threads, over confluent-kafka.
+"""Kafka for threads, over confluent-kafka: `KafkaConsumer` and its broker.
 
 The consumer's threads take messages and say what became of them, under a lock; the client itself is
 used by the thread of the group's member alone.
@@ -11,21 +11,50 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer as Client
 
-from oncekey.queues.broker import BrokerUnavailable, Settled
-from oncekey.queues.broker_identity import identity_of
+from oncekey.engine.once import Once
+from oncekey.queues.blocking.consumer import Consumer
+from oncekey.queues.broker import Settled
 from oncekey.queues.consumer_settings import BrokerFacts
-from oncekey.queues.kafka.confluent_errors import check_error
+from oncekey.queues.kafka.confluent_client import ConfluentTopics, connection_options, set_back
 from oncekey.queues.kafka.confluent_member import GroupMember
-from oncekey.queues.kafka.confluent_redrive import redrive
-from oncekey.queues.kafka.confluent_topics import ConfluentTopics
-from oncekey.queues.kafka.confluent_values import connection_options
-from oncekey.queues.kafka.kafka_settings import WAIT_MAX_S, KafkaSettings
-from oncekey.queues.kafka.partition_work import GIVEN_UP, PartitionWork
-from oncekey.queues.kafka.topic_ids import TopicIds, ending_topics
+from oncekey.queues.kafka.confluent_sender import redrive
+from oncekey.queues.kafka.program import GIVEN_UP, PartitionWork, TopicIds, ending_topics
+from oncekey.queues.kafka.settings import CONFLUENT, WAIT_MAX_S, KafkaSettings, settings_of
+from oncekey.queues.message_key import DELIVERY, KeyChoice
 from oncekey.queues.queue_message import Message
 from oncekey.queues.redrive import GoOn, to_the_end
+
+
+class KafkaConsumer(Consumer):
+    """Consumes a topic of Kafka in threads: calls `handler(message)` once for each key.
+
+    An offset is committed only past messages whose outcome is stored, or which were written to
+    another topic by all replicas. `run` blocks until `stop` is called.
+    """
+
+    def __init__(
+        self,
+        once: Once,
+        handler: Callable[..., Any],
+        topic: str,
+        *,
+        name: str,
+        key: KeyChoice,
+        config: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        """
+        config   options of confluent-kafka's Consumer; `auto.offset.reset` must be among them
+        key      where the key of a message is: "header:NAME", "json:$.path", a function, "delivery"
+
+        The options of this class are the fields of `KafkaSettings`: `order`, the topics that it
+        writes to, and its limits. Those of every consumer are in `ConsumerSettings`.
+        """
+        settings = settings_of(topic, config, name, CONFLUENT, options)
+        broker = ConfluentBroker(settings, config, needs_identity=key == DELIVERY)
+        super().__init__(once, handler, broker, name=name, key=key, **options)
 
 
 class ConfluentBroker:
@@ -34,7 +63,7 @@ class ConfluentBroker:
     def __init__(
         self, settings: KafkaSettings, config: Mapping[str, Any], *, needs_identity: bool = False
     ) -> None:
-        """`config` is that of confluent-kafka's Consumer, which `check_config` has accepted."""
+        """`config` is that of confluent-kafka's Consumer, which `settings_of` has accepted."""
         self._settings = settings
         self._config = dict(config)
         self._needs_identity = needs_identity
@@ -55,14 +84,9 @@ class ConfluentBroker:
             ids = {topic: topics.identity(topic) for topic in settings.consumed}
             self._ids = TopicIds(ids, ends=ending_topics(settings, reset, has_keys=has_keys))
             self._topics = topics
-            identity = self._ids[settings.topic] if has_keys else None
-            self._work.identity = identity
+            self._work.identity = ids[settings.topic] if has_keys else None
             retention = topics.retention([settings.topic, *settings.written])
-            is_ordered = settings.order != "none"
-            broker = identity_of("kafka", cluster=topics.cluster_id())
-            self._facts = BrokerFacts(
-                settings.topic, identity, retention, ordered=is_ordered, broker=broker
-            )
+            self._facts = self._work.facts(retention, topics.cluster_id())
         return self._facts
 
     def receive(self, most: int, wait: float, lease: float) -> Sequence[Message]:
@@ -70,14 +94,14 @@ class ConfluentBroker:
         until = time.monotonic() + min(wait, WAIT_MAX_S)
         with self._changed:
             if most:
-                member.want(until)
+                member.state.want(until)
             while True:
-                member.raise_trouble()
-                taken = self._work.take(most) if most and member.is_checked else []
+                member.state.raise_trouble()
+                taken = member.state.take(most)
                 left = until - time.monotonic()
                 if taken or left <= 0 or member.is_closing:
                     return taken
-                ready_in = self._work.next_wait() if member.is_checked else None
+                ready_in = member.state.next_wait()
                 self._changed.wait(left if ready_in is None else min(left, ready_in))
 
     def settle(self, settled: Sequence[Settled]) -> None:
@@ -104,7 +128,7 @@ class ConfluentBroker:
 
     def _joined(self) -> GroupMember:
         """Return the member of the group; the first call joins, and so does one after a fault."""
-        if self._member is not None and self._member.is_lost:
+        if self._member is not None and self._member.state.is_lost:
             self.close()
         if self._member is None:
             self.facts()
@@ -113,7 +137,7 @@ class ConfluentBroker:
             )
         return self._member
 
-    def _check_topics(self, consumer: Consumer, forget: Callable[[str], None]) -> None:
+    def _check_topics(self, consumer: Client, forget: Callable[[str], None]) -> None:
         """Raise if a topic is another one now, after the group was set back.
 
         `forget` is called first, and makes sure that no offset of the old topic is committed later.
@@ -124,15 +148,5 @@ class ConfluentBroker:
             found = self._topics.identity(topic)
             if self._ids.has_changed(topic, found):
                 forget(topic)
-                self._set_back(consumer, topic)
+                set_back(consumer, topic, self._settings.ask_timeout)
                 self._ids.created_again(topic, str(found))
-
-    def _set_back(self, consumer: Consumer, topic: str) -> None:
-        """Commit the beginning of all partitions, whoever has them: their member may be gone."""
-        seconds = self._settings.ask_timeout
-        numbers = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
-        if not numbers:
-            raise BrokerUnavailable(f"Kafka does not tell the partitions of {topic}")
-        offsets = [TopicPartition(topic, number, 0) for number in numbers]
-        for each in consumer.commit(offsets=offsets, asynchronous=False) or ():
-            check_error(each)

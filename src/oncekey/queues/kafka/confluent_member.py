@@ -2,7 +2,7 @@
 
 The group keeps its member however long handlers run, because they run elsewhere. The rebalance
 callbacks, commits and pauses happen in the thread that polls, so that nothing is committed for a
-partition after it was taken away. What is done with a record is decided in partition_work.py.
+partition after it was taken away. What is done with a record is decided in program.py.
 """
 
 from __future__ import annotations
@@ -25,37 +25,30 @@ from confluent_kafka import (
 from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault, reason_of
-from oncekey.queues.kafka.confluent_errors import (
+from oncekey.queues.kafka.confluent_client import (
     FINAL,
-    check_error,
+    connection_options,
     failure_of,
+    names_of,
     not_made,
+    offsets_of,
+    partitions_of,
+    pin_the_end,
+    record_of,
     refused,
     unavailable,
 )
-from oncekey.queues.kafka.confluent_values import (
-    connection_options,
-    names_of,
-    offsets_of,
-    partitions_of,
-    record_of,
-)
-from oncekey.queues.kafka.kafka_settings import (
-    CHECK_EVERY_S,
-    CHECK_RETRY_S,
-    COMMIT_RETRY_S,
+from oncekey.queues.kafka.order_queue import Partition
+from oncekey.queues.kafka.program import GIVEN_UP, CreatedAgain, Forward, MemberState, PartitionWork
+from oncekey.queues.kafka.settings import (
     FETCH_MAX,
     FORWARD_MAX_BYTES,
     FORWARD_TIMEOUT_S,
-    PAUSE_AFTER_S,
     POLL_S,
     SKIPS_TO_END,
     KafkaSettings,
     client_reset,
 )
-from oncekey.queues.kafka.order_queue import Partition
-from oncekey.queues.kafka.partition_work import GIVEN_UP, Forward, PartitionWork
-from oncekey.queues.kafka.topic_ids import CreatedAgain
 
 _log = logging.getLogger("oncekey")
 
@@ -82,16 +75,9 @@ class GroupMember:
         self._changed = changed
         self._check_topics = check_topics
         self._skips_to_end = config["auto.offset.reset"] == SKIPS_TO_END
-        self._trouble: OncekeyError | None = None  # raised once
-        self._failure: BaseException | None = None  # raised always
-        self._is_lost = False
+        self.state = MemberState(work)
         self._has_left = False
         self._unwritten: dict[int, Forward] = {}  # that the producer has not reported on
-        self._wanted_at = time.monotonic()
-        self._commit_after = 0.0
-        self._is_checked = True
-        self._check_after = 0.0
-        self._checked_at = 0.0
         self._has_news = False  # since the topics were checked
         self._closing = threading.Event()
         try:
@@ -118,28 +104,6 @@ class GroupMember:
     @property
     def is_closing(self) -> bool:
         return self._closing.is_set()
-
-    @property
-    def is_lost(self) -> bool:
-        """True if it has failed, was heard to, and another member may do better."""
-        return self._is_lost
-
-    @property
-    def is_checked(self) -> bool:
-        """False while it is not known whether the topic is still the one of the start."""
-        return self._is_checked
-
-    def want(self, until: float) -> None:
-        """Messages are wanted until then, so no partition needs to be paused."""
-        self._wanted_at = max(self._wanted_at, until)
-
-    def raise_trouble(self) -> None:
-        if self._failure is not None:
-            self._is_lost = is_fault(self._failure)
-            raise self._failure
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            raise trouble
 
     def forward(self, forwards: Iterable[Forward]) -> None:
         """Begin to write records to other topics; the thread hears how it ended."""
@@ -192,31 +156,28 @@ class GroupMember:
             elif error.code() != KafkaError._PARTITION_EOF:
                 self._on_error(error)
         with self._changed:
-            self._work.receive(records)
+            self.state.receive(records)
             self._has_news = self._has_news or bool(records)
-            if self._work.was_set_back or (records and self._work.identity is not None):
-                self._work.was_set_back = self._is_checked = False
             self._changed.notify_all()
 
     def _check(self) -> None:
         """Check the topics, without the lock; if their brokers do not answer, ask again."""
-        now = time.monotonic()
-        is_due = self._has_news and now >= self._checked_at + CHECK_EVERY_S
-        if (self._is_checked and not is_due) or now < self._check_after:
+        if not self.state.check_is_due(has_news=self._has_news):
             return
+        began = time.monotonic()
         try:
             self._check_topics(self._consumer, self._forget)
         except Exception as error:
             if isinstance(error, CreatedAgain) or not is_fault(error):
                 raise
-            self._check_after = time.monotonic() + CHECK_RETRY_S
+            trouble = error if isinstance(error, OncekeyError) else unavailable(error)
             with self._changed:
-                self._trouble = error if isinstance(error, OncekeyError) else unavailable(error)
+                self.state.not_checked(trouble)
                 self._changed.notify_all()
             return
-        self._checked_at, self._has_news = now, False
+        self._has_news = False
         with self._changed:
-            self._is_checked = True
+            self.state.checked(began)
             self._changed.notify_all()
 
     def _forget(self, topic: str) -> None:
@@ -225,12 +186,10 @@ class GroupMember:
 
     def _advance(self) -> None:
         """Commit what may be committed, and pause and resume partitions."""
-        now = time.monotonic()
         with self._changed:
             self.forward(self._work.stuck())
-            self._work.pause_all(now - self._wanted_at > PAUSE_AFTER_S)
-            changes = self._work.pause_changes()
-            offsets = self._work.commits() if now >= self._commit_after else {}
+            changes = self.state.pause_changes()
+            offsets = self._work.commits() if self.state.may_commit else {}
         if changes.pause:
             self._consumer.pause(partitions_of(changes.pause))
         if changes.resume:
@@ -275,35 +234,10 @@ class GroupMember:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         if self._skips_to_end:
-            self._pin_the_end()
+            pin_the_end(self._consumer, self._settings.topic, self._settings.ask_timeout)
         with self._changed:
             self._work.assign(names_of(partitions))
-            self._is_checked = False
-
-    def _pin_the_end(self) -> None:
-        """Commit where a new group begins: at the end of all partitions of the topic, whoever has
-        them. A group that has any offset has begun, so a partition without one was added later, and
-        is read from its beginning, by the client's own setting."""
-        topic, seconds = self._settings.topic, self._settings.ask_timeout
-        numbers = self._consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
-        partitions = [TopicPartition(topic, number) for number in numbers]
-        if not partitions:
-            raise BrokerUnavailable(f"Kafka does not tell the partitions of {topic}")
-        if self._has_begun(partitions):
-            return
-        ends = []
-        for each in partitions:
-            _, end = self._consumer.get_watermark_offsets(each, timeout=seconds)
-            ends.append(TopicPartition(topic, each.partition, end))
-        if not self._has_begun(partitions):  # another member may have been faster
-            for each in self._consumer.commit(offsets=ends, asynchronous=False) or ():
-                check_error(each)
-
-    def _has_begun(self, partitions: list[TopicPartition]) -> bool:
-        asked = self._consumer.committed(partitions, timeout=self._settings.ask_timeout)
-        for each in asked:
-            check_error(each)
-        return any(each.offset >= 0 for each in asked)
+            self.state.is_checked = False
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Let what runs finish for a while, and commit what is done, before another member has the
@@ -344,20 +278,19 @@ class GroupMember:
         if failed and (error is None or error.code() != KafkaError._NO_OFFSET):
             _log.warning("Kafka did not take offsets: %s", error or failed[0].error)
             with self._changed:
-                self._work.not_committed(names_of(failed))
-                self._commit_after = time.monotonic() + COMMIT_RETRY_S
+                self.state.not_committed(names_of(failed))
 
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal() or error.code() in FINAL:
             self._fail(refused(error))
             return
         with self._changed:
-            self._trouble = unavailable(error)
+            self.state.note(unavailable(error))
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
-            self._failure = self._failure or error
+            self.state.fail(error)
             self._changed.notify_all()
         self._closing.set()
 

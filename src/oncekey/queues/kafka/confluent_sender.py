@@ -1,24 +1,50 @@
-"""`KafkaSender`: writes the messages of an outbox to Kafka, over confluent-kafka."""
+"""What confluent-kafka writes beside a consumer's own forwards: the messages of an outbox
+(`KafkaSender`), and letters that go back to their topic (`redrive`).
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.queues.kafka.confluent_values import stores_headers
-from oncekey.queues.kafka.outgoing_records import (
+from oncekey.queues.broker import BrokerUnavailable
+from oncekey.queues.kafka.confluent_client import (
+    connection_options,
+    record_of,
+    stores_headers,
+    unavailable,
+)
+from oncekey.queues.kafka.message import (
     TOPIC_TIMEOUT_S,
+    KafkaRecord,
     OutgoingRecord,
     check_acks,
     error_of,
+    moved_headers,
     outgoing_record,
+)
+from oncekey.queues.kafka.settings import (
+    FORWARD_MAX_BYTES,
+    FORWARD_TIMEOUT_S,
+    REDRIVE_SUFFIX,
+    KafkaSettings,
 )
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage
 from oncekey.queues.outbox.senders import SEND_TIMEOUT_S, SENDER_BATCH_MAX, prepared
+from oncekey.queues.redrive import GoOn
 
 # librdkafka's own codes for what is wrong with one message or topic.
 _REFUSED: Final = frozenset(
@@ -107,3 +133,107 @@ class KafkaSender:
         if error.fatal():  # this producer will take nothing more, and another one will
             self.close()
         return error_of(topic, error.code(), str(error), is_refused=error.code() in _REFUSED)
+
+
+# --- letters that go back -------------------------------------------------------------------------
+
+
+def redrive(
+    settings: KafkaSettings,
+    config: Mapping[str, Any],
+    most: int,
+    id: str,
+    parked: bool,
+    go_on: GoOn,
+) -> int:
+    """Move at most `most` letters that were in the dead-letter topic, or in that of parked
+    messages, at the start; how many."""
+    if not parked and not stores_headers(config):
+        raise ConfigurationError(
+            "these brokers store no headers, so a dead letter that comes back cannot be told from "
+            "a duplicate; free its key by `oncekey release`, and send the message again"
+        )
+    connection = connection_options(config)
+    options = {
+        **connection,
+        "group.id": settings.group + REDRIVE_SUFFIX,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+    }
+    consumer = Consumer(options)
+    try:
+        topic = settings.park_topic if parked else settings.dead_letter_topic
+        ends = _assign(consumer, topic, settings.ask_timeout)
+        producer = Producer({**connection, "acks": "all", "message.max.bytes": FORWARD_MAX_BYTES})
+        mark = None if parked else id
+        return _move(consumer, producer, settings, ends, most, mark, go_on)
+    except KafkaException as error:
+        raise unavailable(error) from error
+    finally:
+        consumer.close()
+
+
+def _assign(consumer: Consumer, topic: str, seconds: float) -> dict[int, int]:
+    """Assign what is left in the topic; the end of each partition with letters."""
+    numbers = consumer.list_topics(topic, timeout=seconds).topics[topic].partitions
+    wanted = [TopicPartition(topic, number) for number in numbers]
+    ends: dict[int, int] = {}
+    starts: list[TopicPartition] = []
+    for each in consumer.committed(wanted, timeout=seconds):
+        first, end = consumer.get_watermark_offsets(each, timeout=seconds)
+        if max(each.offset, first) < end:
+            ends[each.partition] = end
+            start = each.offset if each.offset >= 0 else OFFSET_BEGINNING
+            starts.append(TopicPartition(topic, each.partition, start))
+    consumer.assign(starts)
+    return ends
+
+
+def _move(
+    consumer: Consumer,
+    producer: Producer,
+    settings: KafkaSettings,
+    ends: dict[int, int],
+    most: int,
+    mark: str | None,
+    go_on: GoOn,
+) -> int:
+    moved = 0
+    until = time.monotonic() + settings.ask_timeout
+    while ends and moved < most and time.monotonic() < until:
+        letter = consumer.poll(0.1)
+        if letter is None or letter.error() is not None:
+            continue
+        until = time.monotonic() + settings.ask_timeout
+        record = record_of(letter)
+        _write(producer, settings.topic, record, moved_headers(record.headers, mark))
+        consumer.commit(message=letter, asynchronous=False)
+        moved += 1
+        if not go_on(moved):
+            break
+        if record.position.offset + 1 >= ends[record.position.partition]:
+            del ends[record.position.partition]
+    return moved
+
+
+def _write(
+    producer: Producer,
+    topic: str,
+    record: KafkaRecord,
+    headers: list[tuple[str, bytes]],
+) -> None:
+    """Write a letter, and raise if not all replicas have it: then it stays where it is. What was
+    given up is no longer in the producer's queue either, so only its report says so."""
+    errors: list[KafkaError | None] = []
+    producer.produce(
+        topic,
+        value=record.value,
+        key=record.key,
+        headers=list(headers) or None,
+        on_delivery=lambda error, _: errors.append(error),
+    )
+    producer.flush(FORWARD_TIMEOUT_S)
+    # The client's errors cannot be compared with None by value.
+    if not errors or errors[0] is not None:
+        why = errors[0] if errors else "it took too long"
+        raise BrokerUnavailable(f"a dead letter could not be written to {topic}: {why}")

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
-from oncekey.engine.aio.once import AsyncOnce
+from oncekey.engine.async_once import AsyncOnce
 from oncekey.engine.clock import Clock, SystemClock
 from oncekey.engine.port import AsyncPort
 from oncekey.queues.broker_faults import answered

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.identity import KeyLike
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.engine.port import AnyPort, AsyncPort, Port
 from oncekey.queues.outbox.outgoing_message import (
     OutgoingMessage,

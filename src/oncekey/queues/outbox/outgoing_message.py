@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from oncekey.core.errors import ConfigurationError, InvalidKey, Mismatch
 from oncekey.core.identity import KeyLike, check_text, key_text
-from oncekey.engine.attempt_base import AttemptBase
-from oncekey.engine.context import current_attempt
+from oncekey.engine.attempts.attempt_base import AttemptBase, current_attempt
 from oncekey.engine.new_key import new_key
 from oncekey.stores.outbox_commands import Added, OutboxEntry, OutboxRow
 

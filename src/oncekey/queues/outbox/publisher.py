@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from oncekey.engine.blocking.once import Once
 from oncekey.engine.clock import Clock, SystemClock
+from oncekey.engine.once import Once
 from oncekey.engine.port import Port
 from oncekey.queues.outbox.outbox_table import outbox_store
 from oncekey.queues.outbox.outgoing_message import OutgoingMessage

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oncekey.queues.rabbitmq.channel_calls import RabbitRefused
-from oncekey.queues.rabbitmq.rabbit_consumer import AsyncRabbitConsumer, RabbitConsumer
-from oncekey.queues.rabbitmq.rabbit_sender import AsyncRabbitSender, RabbitSender
+from oncekey.queues.rabbitmq.consumers import AsyncRabbitConsumer, RabbitConsumer
+from oncekey.queues.rabbitmq.program import RabbitRefused
+from oncekey.queues.rabbitmq.sender import AsyncRabbitSender, RabbitSender
 
 __all__ = [
     "AsyncRabbitConsumer",

@@ -2,7 +2,7 @@
 
 Programs run one after the other; deliveries wait in a buffer until somebody takes them. A session
 that has ended stays ended: RabbitMQ delivers again what it left unsettled, and the broker opens a
-new one. (aio-pika's robust connections reopen by themselves, so that one could not tell which
+new one. (aio-pika's robust connections reopen by themselves, so that nobody would know which
 deliveries are still valid; they are not used.)
 """
 
@@ -27,13 +27,14 @@ from aiormq.exceptions import ChannelAccessRefused, ChannelLockedResource
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import CUT_OFF_S, is_fault
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
-from oncekey.queues.rabbitmq.channel_calls import (
+from oncekey.queues.rabbitmq.message import COPIED, STREAM, Delivery, Letter, message_of
+from oncekey.queues.rabbitmq.program import (
     NO_QUEUE,
     NOT_TAKEN,
     Ack,
     AckTaken,
     ChannelCall,
+    ChannelProgram,
     CountMessages,
     Declare,
     IsStream,
@@ -47,15 +48,15 @@ from oncekey.queues.rabbitmq.channel_calls import (
     reason_of,
     unavailable,
 )
-from oncekey.queues.rabbitmq.channel_program import ChannelProgram
-from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_cluster, parse_version
-from oncekey.queues.rabbitmq.rabbit_settings import (
+from oncekey.queues.rabbitmq.settings import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     PUBLISH_TIMEOUT_S,
     RabbitSettings,
+    Version,
+    parse_cluster,
+    parse_version,
 )
-from oncekey.queues.rabbitmq.topology import STREAM
 
 T = TypeVar("T")
 _log = logging.getLogger("oncekey")
@@ -66,6 +67,7 @@ _REFUSED: Final = (
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
 )
+_PAMQP: Final = {"type": "message_type"}  # the library below aio-pika has another name for it
 
 
 class AioPikaSession:
@@ -256,7 +258,7 @@ class AioPikaSession:
 
     async def _publish_alone(self, letter: Letter) -> str | None:
         """RabbitMQ closes the channel over a message that is too large or has no exchange. With
-        others on the same channel one could not tell which of them it was, and those that are
+        others on the same channel nobody would know which of them it was, and those that are
         under way then may end the whole connection."""
         try:
             return await self._publish(letter)
@@ -343,6 +345,3 @@ class AioPikaSession:
                 "timeout, or the queue was removed"
             ),
         )
-
-
-_PAMQP: Final = {"type": "message_type"}  # the library below aio-pika has another name for it

@@ -29,8 +29,8 @@ from oncekey.core.errors import OncekeyError
 from oncekey.queues.broker import BrokerUnavailable
 from oncekey.queues.broker_faults import is_fault
 from oncekey.queues.queue_message import Message
-from oncekey.queues.rabbitmq.amqp_message import COPIED, Delivery, Letter, message_of
-from oncekey.queues.rabbitmq.channel_calls import (
+from oncekey.queues.rabbitmq.message import COPIED, STREAM, Delivery, Letter, message_of
+from oncekey.queues.rabbitmq.program import (
     NO_QUEUE,
     NOT_FOUND,
     NOT_TAKEN,
@@ -38,6 +38,7 @@ from oncekey.queues.rabbitmq.channel_calls import (
     Ack,
     AckTaken,
     ChannelCall,
+    ChannelProgram,
     CountMessages,
     Declare,
     IsStream,
@@ -51,14 +52,14 @@ from oncekey.queues.rabbitmq.channel_calls import (
     reason_of,
     unavailable,
 )
-from oncekey.queues.rabbitmq.channel_program import ChannelProgram
-from oncekey.queues.rabbitmq.rabbit_facts import Version, parse_cluster, parse_version
-from oncekey.queues.rabbitmq.rabbit_settings import (
+from oncekey.queues.rabbitmq.settings import (
     CONNECT_TIMEOUT_S,
     PUBLISH_TIMEOUT_S,
     RabbitSettings,
+    Version,
+    parse_cluster,
+    parse_version,
 )
-from oncekey.queues.rabbitmq.topology import STREAM
 
 T = TypeVar("T")
 _IDLE_S: Final = 5.0  # the thread looks around this often; it is woken when there is work
@@ -207,7 +208,7 @@ class PikaSession:
             if connection.is_open:
                 self._give_back()
                 connection.close()
-        except Exception as failure:  # it is gone, and whoever waits for this thread must be told
+        except Exception as failure:  # it is gone, and somebody waits for the end of this thread
             _log.info("RabbitMQ: the connection was not closed well: %s", reason_of(failure))
         with suppress(Exception):
             connection._cleanup()  # pika leaves the sockets of a lost connection open

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from oncekey.queues.redis_streams.redis_stream_consumer import (
-    AsyncRedisStreamConsumer,
-    RedisStreamConsumer,
-)
-from oncekey.queues.redis_streams.redis_stream_sender import (
-    AsyncRedisStreamSender,
-    RedisStreamSender,
-)
-from oncekey.queues.redis_streams.stream_errors import StreamRefused
+from oncekey.queues.redis_streams.consumers import AsyncRedisStreamConsumer, RedisStreamConsumer
+from oncekey.queues.redis_streams.sender import AsyncRedisStreamSender, RedisStreamSender
+from oncekey.queues.redis_streams.settings import StreamRefused
 
 __all__ = [
     "AsyncRedisStreamConsumer",

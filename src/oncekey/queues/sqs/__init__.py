@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from oncekey.queues.sqs.broker_calls import SqsRefused
+from oncekey.queues.sqs.consumers import AsyncSQSConsumer, SQSConsumer
 from oncekey.queues.sqs.lambda_handler import BatchNotDone, LambdaHandler
-from oncekey.queues.sqs.sqs_calls import SqsRefused
-from oncekey.queues.sqs.sqs_consumer import AsyncSQSConsumer, SQSConsumer
-from oncekey.queues.sqs.sqs_message import message_of
-from oncekey.queues.sqs.sqs_sender import AsyncSQSSender, SQSSender
+from oncekey.queues.sqs.message import message_of
+from oncekey.queues.sqs.sender import AsyncSQSSender, SQSSender
 
 __all__ = [
     "AsyncSQSConsumer",

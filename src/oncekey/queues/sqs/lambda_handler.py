@@ -11,7 +11,7 @@ table become:
 
 Lambda reads the report only if the event source mapping has `ReportBatchItemFailures`. Without it,
 a report of failures counts as success and every message of the batch is deleted. The event does not
-tell, so the default is safe in both cases: with `reports_failures=False` a batch that is not done
+say, so the default is safe in both cases: with `reports_failures=False` a batch that is not done
 raises, Lambda delivers all of it again, and what was finished is replayed.
 """
 
@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from oncekey.core.duration import Duration, microseconds
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.once import Once
 from oncekey.engine.port import Port
 from oncekey.queues.blocking.message_handler import MessageHandler
 from oncekey.queues.broker import BrokerUnavailable, Settled
@@ -43,10 +43,11 @@ from oncekey.queues.disposition import FOLLOWS, Disposition, Kind
 from oncekey.queues.handler_call import HandlerCall
 from oncekey.queues.message_key import KeyChoice
 from oncekey.queues.queue_message import Message
-from oncekey.queues.sqs.boto3_broker import Boto3Broker
-from oncekey.queues.sqs.queue_attributes import address_of
-from oncekey.queues.sqs.sqs_calls import CallFailed, SqsRefused
-from oncekey.queues.sqs.sqs_message import message_of_record
+from oncekey.queues.sqs.broker_calls import CallFailed, SqsRefused
+from oncekey.queues.sqs.consumers import Boto3Broker
+from oncekey.queues.sqs.message import message_of_record
+from oncekey.queues.sqs.program import QueueProgram
+from oncekey.queues.sqs.settings import address_of
 from oncekey.queues.work_in_hand import Entry
 
 STOP_BEFORE_DEFAULT: Final = "2s"
@@ -108,7 +109,7 @@ class LambdaHandler:
         self._once = once
         self._call = HandlerCall(handler, is_async=False, in_transaction=False)
         self._client = client
-        self._queues = {"dead_letter_queue": dead_letter_queue, "park_queue": park_queue}
+        self._letter_queues = (dead_letter_queue, park_queue)
         self._reports_failures = reports_failures
         self._stop_before_s = microseconds(stop_before, name="stop_before") / 1_000_000
         self._sources: dict[str, _Source] = {}
@@ -160,9 +161,9 @@ class LambdaHandler:
         with self._lock:
             found = self._sources.get(arn)
             if found is None:
-                broker = Boto3Broker(
-                    self._client, arn, **self._queues, max_tries=self.settings.max_tries
-                )
+                most = self.settings.max_tries
+                program = QueueProgram(arn, *self._letter_queues, max_tries=most)
+                broker = Boto3Broker(self._client, program)
                 Port(self._once).ready()
                 facts = broker.facts()
                 scope = bound_scope(self._once, self.settings, facts)

@@ -11,12 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.etcd.etcd_url import Options, split_url
+from oncekey.stores.etcd.options import Options, split_url
 
 if TYPE_CHECKING:
-    from oncekey.stores.checkup import Checkup
     from oncekey.stores.etcd.etcd_store import AsyncEtcdStore, EtcdStore
-    from oncekey.stores.inspection import Inspection
+    from oncekey.stores.inspection import Checkup, Inspection
 
 __all__ = [
     "AsyncEtcdStore",
@@ -48,18 +47,19 @@ def open_async(url: str) -> AsyncEtcdStore:
 
 def inspect(url: str) -> Inspection:
     """Read what is below the prefix."""
-    found: Inspection = _load("prefix_inspection").inspect(url)
+    found: Inspection = _load("cluster_checks").inspect(url)
     return found
 
 
 def migrate(url: str) -> None:
     """Make a store below the prefix, if there is none."""
-    _load("prefix_inspection").migrate(url)
+    _load("cluster_checks").migrate(url)
 
 
 def migration_script(url: str) -> str:
     """Raises ConfigurationError: etcd has no tables."""
-    raise _load("prefix_inspection").script_unavailable()
+    script: str = _load("cluster_checks").migration_script(url)
+    return script
 
 
 def checkup(url: str) -> Checkup:

@@ -1,13 +1,17 @@
-"""The checks of `oncekey doctor` on an etcd cluster: they read, and create nothing.
+"""What the command line reads of an etcd cluster and of a prefix: the functions of
+oncekey.stores.inspection, and the checks of `oncekey doctor`, which read and create nothing.
 
-This module owns what makes a cluster unsafe, or stops it one day: members that are away, a release
-with a known fault, alarms, a quota that is nearly used up, revisions that nobody compacts. How the
-findings are shown is not known here (see oncekey.stores.checkup).
+etcd has no tables, so a store's only step is its format. This module owns what makes a cluster
+unsafe, or stops it one day: members that are away, a release with a known fault, alarms, a quota
+that is nearly used up, revisions that nobody compacts. How the findings are shown is not known here
+(see oncekey.stores.inspection).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -16,24 +20,26 @@ from aetcd import rpc
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import State
 from oncekey.core.search import NEWEST, Query
-from oncekey.stores.checkup import (
+from oncekey.stores.etcd import errors
+from oncekey.stores.etcd.etcd_store import run_alone
+from oncekey.stores.etcd.keyspace import FORMAT
+from oncekey.stores.etcd.members import Member, guarantee_of, read_members
+from oncekey.stores.etcd.options import split_url
+from oncekey.stores.etcd.shared_store import SharedStore, check_format
+from oncekey.stores.etcd.transactions import range_of
+from oncekey.stores.inspection import (
     OVERDUE_MAX,
     RUNS_MAX,
     SWEEP_LATE_US,
     Check,
     Checkup,
     Finding,
+    Inspection,
     ObservedRun,
     overdue_text,
 )
-from oncekey.stores.etcd import errors
-from oncekey.stores.etcd.cluster_store import ClusterStore
-from oncekey.stores.etcd.etcd_url import split_url
-from oncekey.stores.etcd.loop_thread import run_alone
-from oncekey.stores.etcd.membership import Member, read_members
-from oncekey.stores.etcd.stored_value import FORMAT
-from oncekey.stores.etcd.transactions import get, transaction
 
+STEP: Final = "format 1"
 CLOCK_SKEW_US: Final = 1_000_000
 # etcd's quota cannot be read before 3.6; this is its default.
 QUOTA_DEFAULT_BYTES: Final = 2 * 1024**3
@@ -113,14 +119,70 @@ class _Status(NamedTuple):
     size: int = 0
 
 
+@asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[SharedStore]:
+    cluster = SharedStore(*split_url(url))
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+def inspect(url: str) -> Inspection:
+    """What is below the prefix. ConfigurationError if another release wrote it."""
+    return run_alone(lambda: _inspect(url))
+
+
+async def _inspect(url: str) -> Inspection:
+    addresses, options = split_url(url)
+    async with _opened(url) as cluster:
+        keys, members = cluster.keys, cluster.members
+        end = members.deadline()
+        found = (await members.read(keys.format, end)).kvs
+        if found:
+            check_format(found[0].value)
+        first = range_of(keys.records, limit=1, keys_only=True)
+        has_records = bool((await members.call("Range", first, end)).kvs)
+        guarantee = guarantee_of(await read_members(members))
+    return Inspection(
+        name=f"etcd {','.join(addresses)}{options.root.rstrip('/')}",
+        exists=bool(found),
+        absence="" if found else "no oncekey store below this prefix; `oncekey migrate` makes one",
+        has_records=has_records,
+        applied={1: STEP} if found else {},
+        missing=[] if found else [STEP],
+        guarantee=guarantee,
+    )
+
+
+def migrate(url: str) -> None:
+    """Make the store, if there is none."""
+    run_alone(lambda: _migrate(url))
+
+
+async def _migrate(url: str) -> None:
+    async with _opened(url) as cluster:
+        await cluster.prepare()
+
+
+def migration_script(url: str) -> str:
+    """Refused, because there are no tables."""
+    raise ConfigurationError(
+        "etcd has no tables, so there is no SQL; `oncekey migrate` itself writes one key, and the "
+        "application does the same when it opens the store"
+    )
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
 def checkup(url: str) -> Checkup:
     """Check a cluster and a prefix. StoreUnavailable if no member answers."""
     return run_alone(lambda: _checkup(url))
 
 
 async def _checkup(url: str) -> Checkup:
-    cluster = ClusterStore(*split_url(url))
-    try:
+    async with _opened(url) as cluster:
         listed = await read_members(cluster.members)
         statuses = [await _status(cluster, one) for one in cluster.members.addresses]
         findings = [
@@ -137,11 +199,9 @@ async def _checkup(url: str) -> Checkup:
             return Checkup(findings, [])  # there is nothing to look at
         findings += [await _clock(cluster), await _sweeper(cluster)]
         return Checkup(findings, await _runs(cluster))
-    finally:
-        await cluster.close()
 
 
-async def _status(cluster: ClusterStore, address: str) -> _Status:
+async def _status(cluster: SharedStore, address: str) -> _Status:
     try:
         found = await cluster.members.ask(address, "Status", rpc.StatusRequest())
     except grpc.aio.AioRpcError as error:
@@ -178,7 +238,7 @@ def _version(statuses: list[_Status]) -> Finding:
     return VERSION.ok(text)
 
 
-async def _alarms(cluster: ClusterStore) -> Finding:
+async def _alarms(cluster: SharedStore) -> Finding:
     request = rpc.AlarmRequest(action=rpc.AlarmRequest.GET)
     try:
         reply = await cluster.members.call("Alarm", request, cluster.members.deadline())
@@ -198,7 +258,7 @@ def _quota(statuses: list[_Status]) -> Finding:
     return QUOTA.ok(text)
 
 
-async def _compaction(cluster: ClusterStore) -> Finding:
+async def _compaction(cluster: SharedStore) -> Finding:
     """The first revision can be read only if nothing was ever compacted."""
     members, key = cluster.members, cluster.keys.format
     reply = await members.call("Range", rpc.RangeRequest(key=key), members.deadline())
@@ -216,10 +276,8 @@ async def _compaction(cluster: ClusterStore) -> Finding:
     return COMPACTION.ok(f"revision {newest:,}; nothing to remove yet")
 
 
-async def _records(cluster: ClusterStore) -> Finding:
-    request = transaction((), [get(cluster.keys.format)])
-    reply = await cluster.members.call("Txn", request, cluster.members.deadline())
-    found = reply.responses[0].response_range.kvs
+async def _records(cluster: SharedStore) -> Finding:
+    found = (await cluster.members.read(cluster.keys.format, cluster.members.deadline())).kvs
     root = cluster.keys.root.decode()
     if not found:
         return RECORDS.broken(f"there is no store below {root}")
@@ -230,7 +288,7 @@ async def _records(cluster: ClusterStore) -> Finding:
     return RECORDS.ok(root)
 
 
-async def _clock(cluster: ClusterStore) -> Finding:
+async def _clock(cluster: SharedStore) -> Finding:
     """A claim that seems to be made in the future was made by a host whose clock is ahead."""
     page = await cluster.lists.search(Query(expired=True), 1, NEWEST)
     ahead = page.records[0].fence - page.now if page.records else 0
@@ -239,7 +297,7 @@ async def _clock(cluster: ClusterStore) -> Finding:
     return CLOCK.ok("no claim is ahead of this host's clock")
 
 
-async def _sweeper(cluster: ClusterStore) -> Finding:
+async def _sweeper(cluster: SharedStore) -> Finding:
     measures = await cluster.lists.measure()
     late = measures.now - measures.oldest_due
     if measures.due and late > SWEEP_LATE_US:
@@ -247,7 +305,7 @@ async def _sweeper(cluster: ClusterStore) -> Finding:
     return SWEEPER.ok("nothing is overdue by more than a day")
 
 
-async def _runs(cluster: ClusterStore) -> list[ObservedRun]:
+async def _runs(cluster: SharedStore) -> list[ObservedRun]:
     page = await cluster.lists.search(Query(states=frozenset(FINISHED)), RUNS_MAX, NEWEST)
     return [
         ObservedRun(

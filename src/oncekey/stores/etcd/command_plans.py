@@ -31,19 +31,16 @@ from oncekey.core.errors import StoreUnavailable
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import DONE, Decision, decide
 from oncekey.core.store import RecordTooLarge
-from oncekey.stores.etcd.buckets import Bucket, Buckets
-from oncekey.stores.etcd.etcd_url import Options
-from oncekey.stores.etcd.fence_floor import FenceFloor
-from oncekey.stores.etcd.held_claims import HeldClaims
-from oncekey.stores.etcd.liveness import Known, effective
-from oncekey.stores.etcd.sessions import Sessions
-from oncekey.stores.etcd.store_clock import Reading
-from oncekey.stores.etcd.stored_value import (
+from oncekey.stores.etcd.garbage import Bucket, Buckets, FenceFloor
+from oncekey.stores.etcd.held_claims import HeldClaims, Known, Reading, effective
+from oncekey.stores.etcd.keyspace import (
     Keys,
     StoredValue,
     is_removed_by_bucket,
     pack_value,
 )
+from oncekey.stores.etcd.options import Options
+from oncekey.stores.etcd.sessions import Sessions
 from oncekey.stores.etcd.transactions import (
     Write,
     archive_operations,
@@ -213,7 +210,7 @@ class CommandPlans:
             yield part
 
     def settle(self, command: Command, value: StoredValue | None) -> None:
-        """A command changed nothing: what was read tells whether a claim of ours is still held."""
+        """A command changed nothing: what was read shows whether a claim of ours is still held."""
         if isinstance(command, CLAIMS):
             self._held.answered(command.id, command.owner)
         self._held.confirm(command.id, value)

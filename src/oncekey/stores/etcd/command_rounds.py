@@ -20,20 +20,33 @@ from oncekey.core.move_marks import MARK_ID
 from oncekey.core.origin import operation_of
 from oncekey.core.record import State
 from oncekey.stores.etcd import errors
-from oncekey.stores.etcd.buckets import Bucket, Buckets
 from oncekey.stores.etcd.command_plans import CommandPlans, NoBucket, Planned, lease_of
-from oncekey.stores.etcd.etcd_url import Options
-from oncekey.stores.etcd.fence_floor import FenceFloor
-from oncekey.stores.etcd.held_claims import HeldClaims
-from oncekey.stores.etcd.liveness import Known
+from oncekey.stores.etcd.garbage import Bucket, Buckets, FenceFloor
+from oncekey.stores.etcd.held_claims import HeldClaims, Known, Reading, StoreClock
+from oncekey.stores.etcd.keyspace import Keys, StoredValue
 from oncekey.stores.etcd.members import Members
+from oncekey.stores.etcd.options import Options
 from oncekey.stores.etcd.sessions import Sessions
-from oncekey.stores.etcd.store_clock import Reading, StoreClock
-from oncekey.stores.etcd.stored_value import Keys, StoredValue
 from oncekey.stores.etcd.transactions import exists, found_value, get, is_at, put, transaction
-from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
+from oncekey.stores.store_rules import EarlierReplies, Positioned, split_by_id
 
 ROUNDS_MAX: Final = 30
+
+
+class CommandBatch:
+    """Commands of distinct ids, by their positions.
+
+    left      those that have no reply yet
+    known     what is known of their records
+    replies   to all commands of the call, by position
+    end       when the call must have ended
+    """
+
+    def __init__(self, left: Positioned, replies: list[Any], end: float) -> None:
+        self.left = left
+        self.known: dict[int, Known] = {}
+        self.replies = replies
+        self.end = end
 
 
 class CommandRounds:
@@ -55,16 +68,18 @@ class CommandRounds:
     async def apply(self, commands: Sequence[Command], end: float) -> list[Reply]:
         """Apply commands: those of one id one after the other, all others together."""
         self._check_leases(commands)
-        replies: list[Reply | None] = [None] * len(commands)
+        replies: list[Any] = [None] * len(commands)
         earlier = EarlierReplies()
         groups = split_by_id(commands)
         for number, group in enumerate(groups):
             left = {i: c for i, c in group.items() if not earlier.reply_to(i, c, replies)}
             if left:
-                await self._apply_distinct(left, replies, earlier, end, applied=number > 0)
+                await self._apply_distinct(
+                    CommandBatch(left, replies, end), earlier, applied=number > 0
+                )
                 if len(groups) > 1:
                     earlier.note(left, replies)
-        return replies  # type: ignore[return-value]
+        return replies
 
     def _check_leases(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -76,60 +91,46 @@ class CommandRounds:
                 )
 
     async def _apply_distinct(
-        self,
-        left: Positioned,
-        replies: list[Reply | None],
-        earlier: EarlierReplies,
-        end: float,
-        *,
-        applied: bool,
+        self, batch: CommandBatch, earlier: EarlierReplies, *, applied: bool
     ) -> None:
-        """Apply commands of distinct ids. `applied`: others of the batch may have taken effect."""
-        known: dict[int, Known] = {}
+        """Apply commands of distinct ids. `applied`: others of the call may have taken effect."""
         for _ in range(ROUNDS_MAX):
-            with _telling(applied, writes=False):  # sessions and buckets are no commands
-                planned = await self._plan(left, known, replies, end)
+            with _ambiguous_if(applied, writes=False):  # sessions and buckets are no commands
+                planned = await self._plan(batch)
             for part in self._plans.parts(planned):
                 writes = any(one.decision is not None for one in part)
-                with _telling(applied, writes=writes):
-                    await self._send_within_quota(part, known, replies, end)
+                with _ambiguous_if(applied, writes=writes):
+                    await self._send_within_quota(part, batch)
                 applied = applied or writes
-            for i, one in known.items():
+            for i, one in batch.known.items():
                 if one.value is not None:
-                    earlier.owners[left[i].id] = one.value.record.owner
-            left = {i: command for i, command in left.items() if replies[i] is None}
-            known = {i: one for i, one in known.items() if i in left}
-            if not left:
+                    earlier.owners[batch.left[i].id] = one.value.record.owner
+            batch.left = {i: c for i, c in batch.left.items() if batch.replies[i] is None}
+            batch.known = {i: one for i, one in batch.known.items() if i in batch.left}
+            if not batch.left:
                 return
         raise StoreUnavailable("the keys change too fast", ambiguous=True)
 
     # --- what a round does --------------------------------------------------------------------
 
-    async def _plan(
-        self,
-        left: Positioned,
-        known: dict[int, Known],
-        replies: list[Reply | None],
-        end: float,
-    ) -> list[Planned]:
+    async def _plan(self, batch: CommandBatch) -> list[Planned]:
         """Decide each command, or plan to read its record."""
-        refused = await self._cover(left, end)
+        refused = await self._cover(batch.left, batch.end)
         reading = self._clock.read()
         planned = []
-        for i, command in left.items():
+        for i, command in batch.left.items():
+            known = batch.known.get(i)
             one: Planned | NoBucket | Reply | StoreUnavailable | None
-            if i in refused and i not in known:  # its outcome may be there
+            if i in refused and known is None:  # its outcome may be there
                 one = Planned(i, command, (get(self._keys.record(command.id)),))
             else:
-                one = self._plans.plan(i, command, known.get(i), reading)
+                one = self._plans.plan(i, command, known, reading)
                 if isinstance(one, NoBucket):
-                    one = await self._plan_with_bucket(i, command, known.get(i), reading, end)
+                    one = await self._plan_with_bucket(i, command, known, reading, batch.end)
             if isinstance(one, Planned):
                 planned.append(one)
-            elif one is not None:
-                replies[i] = one  # type: ignore[assignment]
-            elif i in refused:
-                replies[i] = refused[i]  # type: ignore[call-overload]
+            elif one is not None or i in refused:
+                batch.replies[i] = one if one is not None else refused[i]
         return planned
 
     async def _cover(self, left: Positioned, end: float) -> dict[int, errors.NoSpace]:
@@ -162,41 +163,29 @@ class CommandRounds:
 
     # --- sending, and what the reply says -----------------------------------------------------
 
-    async def _send_within_quota(
-        self,
-        part: list[Planned],
-        known: dict[int, Known],
-        replies: list[Reply | None],
-        end: float,
-    ) -> None:
+    async def _send_within_quota(self, part: list[Planned], batch: CommandBatch) -> None:
         """Send one request. If the servers' quota is used up, claims that would write are refused,
         and so is what comes from another store; outcomes are still replayed, and what ends or keeps
         other claims is sent without them."""
         try:
-            await self._send(part, known, replies, end)
+            await self._send(part, batch)
         except errors.NoSpace as error:
             refused = [one for one in part if _needs_room(one)]
             if not refused:
                 raise
-            decided = [one for one in refused if one.position in known]  # on what was read
+            decided = [one for one in refused if one.position in batch.known]  # on what was read
             rest = [one for one in part if not _needs_room(one)]
             for one in refused:
                 if not error.ambiguous and isinstance(one.command, CLAIMS):
                     self.held.answered(one.command.id, one.command.owner)
                 read = get(self._keys.record(one.command.id))
                 rest.append(Planned(one.position, one.command, (read,)))
-            await self._send(rest, known, replies, end)
+            await self._send(rest, batch)
             for one in refused:
-                if one in decided or known[one.position].value is None:
-                    replies[one.position] = error  # type: ignore[call-overload]
+                if one in decided or batch.known[one.position].value is None:
+                    batch.replies[one.position] = error
 
-    async def _send(
-        self,
-        part: list[Planned],
-        known: dict[int, Known],
-        replies: list[Reply | None],
-        end: float,
-    ) -> None:
+    async def _send(self, part: list[Planned], batch: CommandBatch) -> None:
         """Send one request. What it rests on is compared once for all its commands."""
         writes = [one.write for one in part if one.write is not None]
         # A claim rests on its session, also on one that this process has just learned has ended. A
@@ -222,19 +211,20 @@ class CommandRounds:
             if one.write is not None and one.write.session and lease_of(one.command) is not None:
                 owner = one.write.record.owner
                 self.held.sent(one.command.id, owner, one.write.session, one.ends)
-        reply = await self._members.call("Txn", transaction(compare, operations, otherwise), end)
+        request = transaction(compare, operations, otherwise)
+        reply = await self._members.call("Txn", request, batch.end)
         responses = iter(reply.responses)
         if not reply.succeeded:
             self._refresh(is_fresh, sessions, buckets, responses)
             return
         for one in part:
             if one.decision is None:
-                known[one.position] = self._read(one, responses)
+                batch.known[one.position] = self._read(one, responses)
             elif one.write is None:
                 next(responses)  # a past generation was stored
-                replies[one.position] = one.decision.reply
+                batch.replies[one.position] = one.decision.reply
             else:
-                self._written(one, next(responses).response_txn, reply.header, known, replies)
+                self._written(one, next(responses).response_txn, reply.header, batch)
 
     def _refresh(
         self, is_fresh: bool, sessions: list[int], buckets: list[Bucket], responses: Iterator[Any]
@@ -257,23 +247,16 @@ class CommandRounds:
         is_alive = bool(next(responses).response_range.kvs)
         return Known(value, is_alive if value and value.session == planned.session else None)
 
-    def _written(
-        self,
-        planned: Planned,
-        response: Any,
-        header: Any,
-        known: dict[int, Known],
-        replies: list[Reply | None],
-    ) -> None:
+    def _written(self, planned: Planned, response: Any, header: Any, batch: CommandBatch) -> None:
         """The reply to a write, or the record that was found instead."""
         command, write = planned.command, planned.write
         assert write is not None
         assert planned.decision is not None
         if not response.succeeded:
             found = found_value(command.id, response.responses[0].response_range)
-            known[planned.position] = Known(found, None)
+            batch.known[planned.position] = Known(found, None)
             return
-        replies[planned.position] = planned.decision.reply
+        batch.replies[planned.position] = planned.decision.reply
         value = StoredValue(write.record, write.session, write.lease, header.revision)
         if write.record.state is not State.PENDING or not write.session:
             self.held.drop(command.id)
@@ -285,7 +268,7 @@ class CommandRounds:
 
 
 @contextlib.contextmanager
-def _telling(applied: bool, *, writes: bool) -> Iterator[None]:
+def _ambiguous_if(applied: bool, *, writes: bool) -> Iterator[None]:
     """Say in a StoreUnavailable whether commands may have taken effect (S5): those of an earlier
     request, or those that this one writes."""
     try:

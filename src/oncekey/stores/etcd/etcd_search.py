@@ -1,18 +1,23 @@
-"""Lists of records, and measures: what operators and completers read.
+"""Reads many records: for lists, searches and measures, and for the sweeper.
 
-Newest claims first: entries of open and of ended records are merged. etcd walks the whole range
-that it is asked for, whatever the limit; so ended records are read by spans of time that grow until
-enough was found. This module changes nothing.
+Records are read with the leases that they really have. Sessions are read after the records, so a
+record that ended between the two reads may seem to be abandoned: whoever acts upon that claims it,
+and learns it then.
+
+Lists have the newest claims first: entries of open and of ended records are merged. etcd walks the
+whole range that it is asked for, whatever the limit; so ended records are read by spans of time
+that grow until enough was found. This module changes nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from aetcd import rpc
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.record import Record
+from oncekey.core.record import Record, State
 from oncekey.core.search import (
     BODY_HEAD_BYTES,
     LOOKED_AT_MAX,
@@ -27,11 +32,10 @@ from oncekey.core.search import (
 )
 from oncekey.core.state_machine import has_ended, is_expired
 from oncekey.core.store import Unfinished
+from oncekey.stores.etcd.held_claims import HeldClaims, Known, Reading, StoreClock, effective
+from oncekey.stores.etcd.keyspace import Keys, StoredValue, end_of, unpack_value
 from oncekey.stores.etcd.members import Members
-from oncekey.stores.etcd.record_reader import RecordReader
-from oncekey.stores.etcd.store_clock import Reading, StoreClock
-from oncekey.stores.etcd.stored_value import Keys, end_of, unpack_value
-from oncekey.stores.etcd.transactions import range_of
+from oncekey.stores.etcd.transactions import found_value, get, range_of, transaction
 
 SPAN_FIRST_US: Final = 60_000_000
 SPAN_FACTOR: Final = 16
@@ -44,6 +48,63 @@ _SAMPLE_SHIFTS: Final = (12, 8, 4, 0)  # 1/4096 of all ids, then 1/256, 1/16, al
 
 _KEY_ORDER: Final = {"sort_order": rpc.RangeRequest.ASCEND, "sort_target": rpc.RangeRequest.KEY}
 _BACKWARDS: Final = {"sort_order": rpc.RangeRequest.DESCEND, "sort_target": rpc.RangeRequest.KEY}
+
+
+class ReadRecord(NamedTuple):
+    """A record that was read: as it is stored, and with the lease that it really has."""
+
+    value: StoredValue
+    record: Record
+
+
+class RecordReader:
+    """Reads records by their ids."""
+
+    def __init__(self, members: Members, keys: Keys, held: HeldClaims, operations_max: int) -> None:
+        self._members = members
+        self._operations_max = operations_max
+        self._keys = keys
+        self._held = held
+
+    async def read(
+        self, ids: Sequence[bytes], reading: Reading, end: float
+    ) -> dict[bytes, ReadRecord]:
+        """The records that there are, by id."""
+        responses = await self._get([self._keys.record(id) for id in ids], end)
+        found = [
+            value
+            for id, response in zip(ids, responses, strict=True)
+            if (value := found_value(id, response)) is not None
+        ]
+        sessions = sorted({one.session for one in found if self._is_foreign(one)})
+        responses = await self._get([self._keys.session(one) for one in sessions], end)
+        alive = {one for one, reply in zip(sessions, responses, strict=True) if reply.kvs}
+        return {
+            value.record.id: ReadRecord(value, self._record(value, value.session in alive, reading))
+            for value in found
+        }
+
+    def _is_foreign(self, value: StoredValue) -> bool:
+        is_claim = value.record.state is State.PENDING and value.session != 0
+        return is_claim and self._held.ends(value.record) is None
+
+    def _record(self, value: StoredValue, is_alive: bool, reading: Reading) -> Record:
+        judged = effective(Known(value, is_alive), self._held, reading)
+        assert judged is not None
+        assert judged.record is not None
+        # A list has one time for all its records.
+        if judged.now > reading.now:
+            return judged.record._replace(lease_until=reading.now)
+        return judged.record
+
+    async def _get(self, keys: Sequence[bytes], end: float) -> list[Any]:
+        replies: list[Any] = []
+        for start in range(0, len(keys), self._operations_max):
+            part = keys[start : start + self._operations_max]
+            request = transaction((), [get(key) for key in part])
+            reply = await self._members.call("Txn", request, end)
+            replies += [response.response_range for response in reply.responses]
+        return replies
 
 
 class RecordLists:
@@ -213,7 +274,7 @@ class RecordLists:
         try:
             status = await self._members.call("Status", rpc.StatusRequest(), end)
         except ConfigurationError:
-            return 0  # etcd tells its size to its root user only
+            return 0  # etcd shows its size to its root user only
         return int(status.dbSizeInUse or status.dbSize)
 
     async def _count(self, prefix: bytes, start: bytes, stop: bytes, end: float) -> int:

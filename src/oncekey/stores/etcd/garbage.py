@@ -1,4 +1,16 @@
-"""The sweeper: removes what nothing needs any more (S7).
+"""How records leave the store: in buckets that are removed together, below a floor of fences.
+
+A record goes into the bucket in which its audit ends; the records of a bucket share one etcd lease.
+A bucket's key has that lease, and lives as long as it does: whoever writes a record into a bucket
+compares the key, so no record is attached to a lease that is gone, nor to a bucket that a sweeper
+has begun to remove. If nobody sweeps, the lease ends by itself, NET_SECONDS after the bucket's time
+has come.
+
+The floor is the highest fence of all records that were removed. A fresh claim takes a fence above
+it, and compares that it is still the floor that we know of. Nothing is removed before the floor
+covers its fence (I6).
+
+The sweeper removes what nothing needs any more (S7):
 
 1. Past generations, one by one, when their audit is over.
 2. Buckets of ended records. A bucket is closed, so that nothing is added to it, the floor is
@@ -7,28 +19,34 @@
    caller of the cluster would wait.
 3. Open records that nobody came back for, one by one. The sweeper goes on where it stopped last
    time, since records that wait for a decision may be many and stay for long.
-
-Nothing is removed before the floor covers its fence (I6).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aetcd import rpc
 
+from oncekey.core.errors import StoreUnavailable
 from oncekey.core.state_machine import is_garbage
 from oncekey.stores.etcd import errors
-from oncekey.stores.etcd.fence_floor import FenceFloor
+from oncekey.stores.etcd.etcd_search import ReadRecord, RecordReader
+from oncekey.stores.etcd.held_claims import Reading, StoreClock
+from oncekey.stores.etcd.keyspace import (
+    Keys,
+    pack_bucket,
+    pack_number,
+    unpack_bucket,
+    unpack_number,
+)
 from oncekey.stores.etcd.members import Members
-from oncekey.stores.etcd.record_reader import ReadRecord, RecordReader
-from oncekey.stores.etcd.store_clock import Reading, StoreClock
-from oncekey.stores.etcd.stored_value import Keys, pack_bucket, unpack_bucket
 from oncekey.stores.etcd.transactions import (
     delete,
     delete_operation,
     exists,
+    get,
     has_lease,
     is_at,
     nested,
@@ -37,7 +55,128 @@ from oncekey.stores.etcd.transactions import (
     transaction,
 )
 
+NET_SECONDS: Final = 7 * 86_400
+# A bucket is at least this part of the time for which its records are kept, so that a long `keep`
+# makes no more leases than a short one.
+SPAN_DIVISOR: Final = 512
+CLOSED_MAX: Final = 16
+# The longest TTL that etcd grants.
+TTL_MAX_SECONDS: Final = 9_000_000_000
+FLOOR_TRIES_MAX: Final = 20
 LISTED_MAX: Final = 50_000  # records of a bucket that are remembered; then it is read again
+
+
+class Bucket(NamedTuple):
+    """An open bucket: from when on its records may be removed, its etcd lease, and the revision of
+    its key."""
+
+    end: int
+    lease: int
+    mod_revision: int
+
+
+class Buckets:
+    """The buckets that this store object has used."""
+
+    def __init__(self, members: Members, keys: Keys, width: int) -> None:
+        self._members = members
+        self._keys = keys
+        self._width = width
+        self._open: dict[int, Bucket] = {}
+        self._lock = asyncio.Lock()
+
+    def _end(self, audit_until: int, now: int) -> int:
+        width = self._width
+        while audit_until - now > SPAN_DIVISOR * width:
+            width *= 2
+        return -(-audit_until // width) * width
+
+    def find(self, audit_until: int, now: int) -> Bucket | None:
+        """The bucket for a record, if it was used before."""
+        return self._open.get(self._end(audit_until, now))
+
+    async def open(self, audit_until: int, now: int, deadline: float) -> None:
+        """Make sure that there is a bucket for records whose audit ends then."""
+        wanted = self._end(audit_until, now)
+        async with self._lock:
+            if wanted in self._open:
+                return
+            for end in [end for end in self._open if end < now]:
+                del self._open[end]
+            end = wanted
+            for _ in range(CLOSED_MAX):
+                bucket = await self._join(end, now, deadline)
+                if bucket is not None:
+                    self._open[wanted] = bucket
+                    return
+                end += self._width  # this one is being removed: the clocks of hosts differ
+        raise StoreUnavailable("every bucket is being removed", ambiguous=False)
+
+    async def _join(self, end: int, now: int, deadline: float) -> Bucket | None:
+        """The bucket of this time, made if there is none; None if it is being removed."""
+        key = self._keys.bucket(end)
+        found = (await self._members.read(key, deadline)).kvs
+        if not found:
+            ttl = min(max(end - now, 0) // 1_000_000 + NET_SECONDS, TTL_MAX_SECONDS)
+            grant = rpc.LeaseGrantRequest(TTL=ttl)
+            lease = (await self._members.call("LeaseGrant", grant, deadline)).ID
+            make = put(key, pack_bucket(lease, False), lease)
+            request = transaction([is_at(key, 0)], [make], [get(key)])
+            reply = await self._members.call("Txn", request, deadline)
+            if reply.succeeded:
+                return Bucket(end, lease, reply.header.revision)
+            with contextlib.suppress(errors.LeaseGone):  # the reply to the first try was lost
+                await self._members.call("LeaseRevoke", rpc.LeaseRevokeRequest(ID=lease), deadline)
+            found = reply.responses[0].response_range.kvs
+            if not found:
+                return None
+        lease, closed = unpack_bucket(found[0].value)
+        return None if closed else Bucket(end, lease, found[0].mod_revision)
+
+    def forget(self, bucket: Bucket) -> None:
+        """The bucket is being removed, or gone."""
+        for end in [end for end, one in self._open.items() if one is bucket]:
+            del self._open[end]
+
+    def clear(self) -> None:
+        self._open.clear()
+
+
+class FenceFloor:
+    """The floor as it was last read, by this store object."""
+
+    def __init__(self, members: Members, keys: Keys) -> None:
+        self._members = members
+        self._key = keys.floor
+        self.value = 0
+        self.mod_revision = 0  # 0: there is none yet
+
+    def comparison(self) -> Any:
+        """The comparison that the floor is still the one that we know of."""
+        return is_at(self._key, self.mod_revision)
+
+    def reading(self) -> Any:
+        return get(self._key)
+
+    def read(self, response: Any) -> None:
+        """The reply to `reading` came."""
+        found = response.kvs
+        self.value = unpack_number(found[0].value) if found else 0
+        self.mod_revision = found[0].mod_revision if found else 0
+
+    async def raise_to(self, fence: int, end: float) -> None:
+        """Make sure that the floor is at least this fence."""
+        for _ in range(FLOOR_TRIES_MAX):
+            change = [] if fence <= self.value else [put(self._key, pack_number(fence))]
+            request = transaction([self.comparison()], change, [self.reading()])
+            reply = await self._members.call("Txn", request, end)
+            if not reply.succeeded:
+                self.read(reply.responses[0].response_range)
+                continue
+            if change:
+                self.value, self.mod_revision = fence, reply.header.revision
+            return
+        raise StoreUnavailable("the floor changes too fast", ambiguous=True)
 
 
 class _ClosedBucket:

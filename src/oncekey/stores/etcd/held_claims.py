@@ -1,20 +1,76 @@
-"""The claims that this process holds, so that its finish needs no read and its renewal no request.
+"""Which claims are held: by this process, by another one whose session lives, or by nobody.
 
-A claim is kept by its session in etcd, and by its deadline here: a claim that its owner does not
-renew in time lapses, and then the store takes it out of its session. This module sends nothing.
+A claim is kept by its session in etcd, and by its deadline in the process that holds it: a claim
+that its owner does not renew in time lapses, and then the store takes it out of its session. So
+etcd's leases say whether a pending record is held, and no host's clock does:
+
+1. A claim of this process is held until its own deadline. Its finish needs no read, and its renewal
+   no request.
+2. A claim of another process is held as long as its session lives. When that is to end, nobody
+   knows: its remaining lease is an estimate, for callers that want to know when to come again.
+3. A claim whose session has ended is not held, though the lease in its record may not be over by
+   this host's clock.
+4. A claim that has lapsed has no session: it is not held either.
+5. A claim that was adopted from another store has no session, and is held until its lease is over.
+
+This module knows no requests.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from oncekey.core.commands import Renew
 from oncekey.core.record import Record, State
-from oncekey.stores.etcd.stored_value import StoredValue
+from oncekey.stores.etcd.keyspace import LAPSED, StoredValue
+from oncekey.stores.store_rules import wall_clock
 
 # How far the lease in a stored record may fall behind that of its claim, as a part of how long the
 # record is kept: renewals write nothing, so a dead owner's key would otherwise expire too early.
-BEHIND_DIVISOR = 4
+BEHIND_DIVISOR: Final = 4
+
+_ELAPSED: Final = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+# --- the clocks -----------------------------------------------------------------------------------
+
+
+def elapsed_us() -> int:
+    """The time that passes, in microseconds; only differences mean anything."""
+    if _ELAPSED is None:
+        return time.monotonic_ns() // 1_000
+    return time.clock_gettime_ns(_ELAPSED) // 1_000
+
+
+class Reading(NamedTuple):
+    """Both clocks at one moment, in microseconds."""
+
+    now: int
+    elapsed: int
+
+
+class StoreClock:
+    """Reads the two clocks of a store together.
+
+    `now` is the host's wall clock: it dates records and says how long they are kept. `elapsed` only
+    counts the time that passes: by it a claim's own deadline is measured, so that a wall clock that
+    is set moves no lease. It goes on while the host sleeps, where the system has such a clock,
+    because etcd's leases do. A test replaces both by one clock.
+    """
+
+    def __init__(self, replacement: Callable[[], int] | None = None) -> None:
+        self._replacement = replacement
+
+    def read(self) -> Reading:
+        if self._replacement is not None:
+            moment = self._replacement()
+            return Reading(moment, moment)
+        return Reading(wall_clock(), elapsed_us())
+
+
+# --- the claims of this process -------------------------------------------------------------------
 
 
 class HeldClaim(NamedTuple):
@@ -153,3 +209,42 @@ def is_claim_of(value: StoredValue, owner: bytes) -> bool:
     """True if a record is a claim of this owner that is in a session."""
     record = value.record
     return record.state is State.PENDING and record.owner == owner and value.session != 0
+
+
+# --- the claims of all ----------------------------------------------------------------------------
+
+
+class Known(NamedTuple):
+    """What is known of a record: its value, and whether its session lives; None if that was not
+    read."""
+
+    value: StoredValue | None
+    is_alive: bool | None
+
+
+class Judged(NamedTuple):
+    """A record as `decide` is to see it, and the time at which it is to decide."""
+
+    record: Record | None
+    now: int
+
+
+def effective(known: Known, held: HeldClaims, reading: Reading) -> Judged | None:
+    """The record with the lease that it really has; None if its session must be read first."""
+    now, elapsed = reading
+    if known.value is None:
+        return Judged(None, now)
+    record, session, lease, _ = known.value
+    if record.state is not State.PENDING:
+        return Judged(record, now)
+    if not session:
+        return Judged(record, max(now, record.lease_until) if lease == LAPSED else now)
+    ends = held.ends(record)
+    if ends is not None:
+        return Judged(record._replace(lease_until=now + ends - elapsed), now)
+    if known.is_alive is None:
+        return None
+    if not known.is_alive:
+        return Judged(record, max(now, record.lease_until))
+    left = record.lease_until - now
+    return Judged(record._replace(lease_until=now + (left if 0 < left <= lease else lease)), now)

@@ -1,9 +1,9 @@
-"""The members of an etcd cluster, and the calls to them.
+"""The members of an etcd cluster, the calls to them, and what they can promise together.
 
 A call goes to one member. If that one is down, paused or without a leader, the call goes to the
 next one, until its time is up; later calls stay with the member that answered. Repeating is safe,
 because every write of this store compares first: a request that arrives twice, or late, changes
-nothing the second time.
+nothing the second time. An acknowledged write is on the disks of a majority of the voting members.
 
 The client library is aetcd's: its generated messages and stubs, without its client object, which
 knows one address and no deadlines. All of this module runs on one event loop.
@@ -22,8 +22,10 @@ import grpc
 from aetcd import rpc
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.guarantees import ClockClass, Guarantee, Level
 from oncekey.stores.etcd import errors
-from oncekey.stores.etcd.etcd_url import Options
+from oncekey.stores.etcd.options import Options
+from oncekey.stores.etcd.transactions import get, transaction
 
 # Before all members are asked again; each round waits twice as long, up to the second number.
 PAUSE_SECONDS: Final = 0.05
@@ -57,8 +59,16 @@ _STUBS: Final = {
     "Authenticate": rpc.AuthStub,
 }
 
+NOT_CONNECTED: Final = Guarantee(
+    Level.FENCED,
+    "not connected yet; etcd acknowledges what a majority of its members has on disk",
+    ClockClass.SERVER_LEASE,
+)
 
-class _Member(NamedTuple):
+
+class _Endpoint(NamedTuple):
+    """How a member is called: the methods of its stubs, by name."""
+
     address: str
     channel: Any
     methods: dict[str, Any]
@@ -73,7 +83,7 @@ class Members:
         self._options = options
         self._try_seconds = options.seconds("try_timeout")
         self._call_seconds = options.seconds("call_timeout")
-        self._members: list[_Member] = []
+        self._members: list[_Endpoint] = []
         self._current = 0
         self._token = ""
 
@@ -110,7 +120,7 @@ class Members:
                     await asyncio.sleep(min(pause, left))
                     pause = min(2 * pause, PAUSE_MAX_SECONDS)
 
-    async def _send(self, member: _Member, name: str, request: Any, seconds: float) -> Any:
+    async def _send(self, member: _Endpoint, name: str, request: Any, seconds: float) -> Any:
         for _ in range(AUTH_TRIES_MAX):
             try:
                 await self._authenticate(member, seconds)
@@ -127,7 +137,7 @@ class Members:
         return await member.methods[name](request, timeout=seconds, metadata=self._metadata())
 
     async def _keep_alive(
-        self, member: _Member, requests: Sequence[Any], seconds: float
+        self, member: _Endpoint, requests: Sequence[Any], seconds: float
     ) -> list[Any]:
         """Etcd takes keepalives as a stream only: it is opened for these requests, and closed."""
 
@@ -143,13 +153,18 @@ class Members:
             replies.append(reply)
         return replies
 
+    async def read(self, key: bytes, end: float) -> Any:
+        """What is stored under a key, as the reply to a `get`."""
+        reply = await self.call("Txn", transaction((), [get(key)]), end)
+        return reply.responses[0].response_range
+
     async def ask(self, address: str, name: str, request: Any) -> Any:
         """Send a request to one member only, for checks. Raises gRPC's own error."""
         self._member()
         member = next(one for one in self._members if one.address == address)
         return await self._send(member, name, request, self._try_seconds)
 
-    async def _authenticate(self, member: _Member, seconds: float) -> None:
+    async def _authenticate(self, member: _Endpoint, seconds: float) -> None:
         options = self._options
         if not options.user or self._token:
             return
@@ -162,24 +177,24 @@ class Members:
             return (_HAS_LEADER, ("token", self._token))
         return (_HAS_LEADER,)
 
-    def _member(self) -> _Member:
+    def _member(self) -> _Endpoint:
         if not self._members:
             self._members = [self._open(address) for address in self.addresses]
         return self._members[self._current]
 
-    def _leave(self, member: _Member) -> None:
+    def _leave(self, member: _Endpoint) -> None:
         """Ask another member from now on, unless some other call has moved on already."""
         if self._members and self._members[self._current] is member:
             self._current = (self._current + 1) % len(self._members)
 
-    def _open(self, address: str) -> _Member:
+    def _open(self, address: str) -> _Endpoint:
         if self._options.tls:
             channel = rpc.secure_channel(address, self._credentials(), _CHANNEL)
         else:
             channel = rpc.insecure_channel(address, _CHANNEL)
         stubs = {stub: stub(channel) for stub in set(_STUBS.values())}
         methods = {name: getattr(stubs[stub], name) for name, stub in _STUBS.items()}
-        return _Member(address, channel, methods)
+        return _Endpoint(address, channel, methods)
 
     def _credentials(self) -> Any:
         def content(path: str) -> bytes | None:
@@ -198,3 +213,37 @@ class Members:
         members, self._members = self._members, []
         for member in members:
             await member.channel.close()
+
+
+# --- what they promise ----------------------------------------------------------------------------
+
+
+class Member(NamedTuple):
+    """One member: its name, whether it votes, and where clients reach it."""
+
+    number: int
+    name: str
+    is_voting: bool
+    addresses: tuple[str, ...]
+
+
+async def read_members(members: Members) -> list[Member]:
+    """The members of the cluster, as it lists them."""
+    reply: Any = await members.call("MemberList", rpc.MemberListRequest(), members.deadline())
+    return [
+        Member(one.ID, one.name, not one.isLearner, tuple(one.clientURLs)) for one in reply.members
+    ]
+
+
+def guarantee_of(members: list[Member]) -> Guarantee:
+    """What a cluster of these members can promise."""
+    voting = sum(member.is_voting for member in members)
+    if voting <= 1:
+        reason = "acknowledged writes are on the disk of one member: what it loses is lost"
+    else:
+        majority = voting // 2 + 1
+        reason = (
+            f"acknowledged writes are on the disks of {majority} of {voting} members; "
+            f"{voting - majority} may be lost"
+        )
+    return Guarantee(Level.FENCED, reason, ClockClass.SERVER_LEASE)

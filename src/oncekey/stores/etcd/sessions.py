@@ -21,9 +21,9 @@ from aetcd import rpc
 
 from oncekey.core.errors import StoreUnavailable
 from oncekey.stores.etcd import errors
+from oncekey.stores.etcd.held_claims import elapsed_us
+from oncekey.stores.etcd.keyspace import Keys
 from oncekey.stores.etcd.members import Members
-from oncekey.stores.etcd.store_clock import elapsed_us
-from oncekey.stores.etcd.stored_value import Keys
 from oncekey.stores.etcd.transactions import put, transaction
 
 SLACK_MIN_SECONDS: Final = 2

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from aetcd import rpc
 
 from oncekey.core.record import Record
-from oncekey.stores.etcd.stored_value import (
+from oncekey.stores.etcd.keyspace import (
     Keys,
     StoredValue,
     end_of,

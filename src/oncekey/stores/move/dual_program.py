@@ -65,7 +65,7 @@ from oncekey.stores.move.side_by_side import (
     run_side_by_side,
 )
 from oncekey.stores.record_format import fitting
-from oncekey.stores.repeated_ids import split_by_id
+from oncekey.stores.store_rules import split_by_id
 
 TRIES_MAX: Final = 3
 # What a claim is told that met the two stores in disagreement TRIES_MAX times in a row.

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from oncekey.core.commands import Command, Reply, Seen
 from oncekey.core.errors import ConfigurationError, OncekeyError
+from oncekey.core.flow_driver import drive, drive_async
 from oncekey.core.guarantees import Guarantee
 from oncekey.core.record import Record
 from oncekey.core.search import Cursor, Measures, Page, Query
@@ -28,7 +29,7 @@ from oncekey.core.store import (
 from oncekey.stores.move import copy_rule, dual_marks, dual_program, dual_reads
 from oncekey.stores.move.copy_rule import CopyResult
 from oncekey.stores.move.dual_program import RecordLimit
-from oncekey.stores.move.side_by_side import NEW, OLD, Program
+from oncekey.stores.move.side_by_side import NEW, OLD, Call, Program
 
 T = TypeVar("T")
 
@@ -147,18 +148,14 @@ class DualStore(_Base):
             self.new.close()
 
     def _run(self, program: Program[T]) -> T:
-        result: Any = None
-        while True:
-            try:
-                side, method, args = program.send(result)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            store = (self.old, self.new)[side]
-            try:
-                result = getattr(store, method)(*args)
-            except OncekeyError as error:
-                result = error
+        return drive(program, self._call)
+
+    def _call(self, call: Call) -> object:
+        store = (self.old, self.new)[call.side]
+        try:
+            return getattr(store, call.method)(*call.args)
+        except OncekeyError as error:
+            return error
 
 
 class AsyncDualStore(_Base):
@@ -208,15 +205,11 @@ class AsyncDualStore(_Base):
                 abandon()
 
     async def _run(self, program: Program[T]) -> T:
-        result: Any = None
-        while True:
-            try:
-                side, method, args = program.send(result)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            store = (self.old, self.new)[side]
-            try:
-                result = await getattr(store, method)(*args)
-            except OncekeyError as error:
-                result = error
+        return await drive_async(program, self._call)
+
+    async def _call(self, call: Call) -> object:
+        store = (self.old, self.new)[call.side]
+        try:
+            return await getattr(store, call.method)(*call.args)
+        except OncekeyError as error:
+            return error

@@ -13,8 +13,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.checkup import Checkup
-from oncekey.stores.inspection import Inspection
+from oncekey.stores.inspection import Checkup, Inspection
 from oncekey.stores.postgres import outbox_program, schema_inspection, table_checks
 from oncekey.stores.postgres.options import Options, split_url
 from oncekey.stores.postgres.table_checks import CHECKS

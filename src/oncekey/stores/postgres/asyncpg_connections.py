@@ -21,12 +21,12 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.loop_lifetime import ClosedWithLoop
+from oncekey.stores.connection_lifetime import ClosedWithLoop
 from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.durability import SYNC_REPLICATION_WAIT
 from oncekey.stores.postgres.errors import pool_exhausted, store_closed
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.server_clock import STOP_SECONDS
+from oncekey.stores.server_watch import STOP_SECONDS
 
 CONNECT_SECONDS: Final = 5.0
 # How long to wait for a cancel request to be sent, and again for the server to respond to it.

@@ -45,7 +45,7 @@ from oncekey.stores.postgres.store_base import (
 )
 from oncekey.stores.postgres.unfinished import UnfinishedPages
 from oncekey.stores.replica_sightings import Remembered
-from oncekey.stores.server_clock import reply_deadline
+from oncekey.stores.server_watch import reply_deadline
 
 R = TypeVar("R")
 T = TypeVar("T")

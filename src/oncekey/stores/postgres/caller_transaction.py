@@ -44,7 +44,7 @@ from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.program import TRANSACTION_HINT_US, Program
 from oncekey.stores.postgres.rows import Joined, Row, StoredRow, joined_of
 from oncekey.stores.postgres.statements import Statement
-from oncekey.stores.step_column import pack_steps
+from oncekey.stores.record_format import pack_steps
 
 T = TypeVar("T")
 

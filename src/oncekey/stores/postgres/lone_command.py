@@ -13,8 +13,7 @@ from oncekey.core.commands import Claim, Claimed, Done, Finish
 from oncekey.stores.postgres.errors import UNREADABLE, unreadable_reply
 from oncekey.stores.postgres.rows import Row, row_of
 from oncekey.stores.postgres.statements import Statement, Statements
-from oncekey.stores.server_clock import ServerClock
-from oncekey.stores.settings_watch import SettingsWatch
+from oncekey.stores.server_watch import ServerClock, SettingsWatch
 
 
 class Sender(Protocol):

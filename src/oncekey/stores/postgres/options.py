@@ -16,7 +16,7 @@ from oncekey.stores.postgres.durability import FAILOVER, SYNCHRONOUS_COMMIT
 from oncekey.stores.postgres.locked_rows import BATCH_LOCK_US
 from oncekey.stores.postgres.program import Program, TestClock
 from oncekey.stores.postgres.queries import Layout
-from oncekey.stores.server_clock import MARGIN_SECONDS, STOP_SECONDS
+from oncekey.stores.server_watch import MARGIN_SECONDS, STOP_SECONDS
 
 CLAIMS: Final = ("insert", "row_lock", "advisory_lock", "portable")
 RETENTIONS: Final = ("plain", "ring")

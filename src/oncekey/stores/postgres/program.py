@@ -49,10 +49,8 @@ from oncekey.stores.postgres.rows import (
     stored_row_of,
 )
 from oncekey.stores.postgres.statements import Statement, Statements
-from oncekey.stores.repeated_ids import EarlierReplies, Positioned, split_by_id
-from oncekey.stores.server_clock import ServerClock, reply_deadline
-from oncekey.stores.settings_watch import SettingsWatch
-from oncekey.stores.store_rules import check_same_secret
+from oncekey.stores.server_watch import ServerClock, SettingsWatch, reply_deadline
+from oncekey.stores.store_rules import EarlierReplies, Positioned, check_same_secret, split_by_id
 
 TRIES_MAX: Final = 20
 # How long a caller should wait if an open transaction holds the key. Its end cannot be foreseen.

@@ -29,7 +29,7 @@ from oncekey.stores.postgres import errors
 from oncekey.stores.postgres.durability import SYNC_REPLICATION_WAIT
 from oncekey.stores.postgres.errors import pool_exhausted, store_closed
 from oncekey.stores.postgres.options import Options
-from oncekey.stores.server_clock import STOP_SECONDS
+from oncekey.stores.server_watch import STOP_SECONDS
 
 if TYPE_CHECKING:
     from psycopg_pool import ConnectionPool

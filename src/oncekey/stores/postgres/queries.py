@@ -13,10 +13,8 @@ from functools import cache
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from oncekey.core.notes import NOTE_KEPT_CHARS
-from oncekey.core.record import FOREVER_US
-from oncekey.stores.migrations import Migration, load_migrations
-from oncekey.stores.sql_files import load_queries
+from oncekey.core.record import FOREVER_US, NOTE_KEPT_CHARS
+from oncekey.stores.sql_files import Migration, load_migrations, load_queries
 
 _PACKAGE: Final = "oncekey.stores.postgres"
 _PARAMETER: Final = re.compile(r"\$(\d+)::(\w+(?:\[\])?)")

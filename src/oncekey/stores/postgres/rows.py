@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from oncekey.core.commands import Claim, Finish, from_fields
 from oncekey.core.record import Record, State
 from oncekey.stores.postgres.errors import UNREADABLE, unreadable_reply
-from oncekey.stores.step_column import pack_steps, unpack_steps
+from oncekey.stores.record_format import pack_steps, unpack_steps
 
 Row = Sequence[Any]
 Columns = list[Sequence[Any]]

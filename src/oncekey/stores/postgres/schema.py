@@ -11,12 +11,11 @@ from collections.abc import Generator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.migrations import Migration, plan
 from oncekey.stores.postgres.durability import Server, parse_server, parse_settings
 from oncekey.stores.postgres.queries import Layout, substitute
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.statements import Statement
-from oncekey.stores.sql_files import load_queries
+from oncekey.stores.sql_files import Migration, load_queries, plan
 
 T = TypeVar("T")
 

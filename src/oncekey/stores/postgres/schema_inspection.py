@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.inspection import Inspection
-from oncekey.stores.migrations import plan
 from oncekey.stores.postgres import durability, errors
 from oncekey.stores.postgres.options import Options, split_url
 from oncekey.stores.postgres.queries import (
@@ -28,6 +27,7 @@ from oncekey.stores.postgres.queries import (
 from oncekey.stores.postgres.rows import Row
 from oncekey.stores.postgres.schema import upgrade_script
 from oncekey.stores.postgres.statements import Statement
+from oncekey.stores.sql_files import plan
 
 if TYPE_CHECKING:
     import psycopg

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from oncekey.stores.checkup import Check, Finding
+from oncekey.stores.inspection import Check, Finding
 from oncekey.stores.postgres import durability
 from oncekey.stores.postgres.checkup_session import CheckupSession, Pooler
 from oncekey.stores.postgres.options import Options

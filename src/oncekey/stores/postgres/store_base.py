@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 from oncekey.core.commands import Command, Replay, Reply, Seen
 from oncekey.core.errors import OncekeyError, StoreUnavailable
 from oncekey.core.record import State
-from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.postgres import durability, errors
 from oncekey.stores.postgres.locked_rows import LockAwareBatch, LockedRows
 from oncekey.stores.postgres.options import Options
@@ -22,7 +21,7 @@ from oncekey.stores.postgres.schema import SchemaProgram, prepare
 from oncekey.stores.postgres.standby_program import read_server
 from oncekey.stores.postgres.statements import Statement, Statements
 from oncekey.stores.replica_sightings import ReplicaMemory
-from oncekey.stores.server_clock import STOP_SECONDS
+from oncekey.stores.server_watch import STOP_SECONDS, CircuitBreaker
 
 MAX_IN_FLIGHT: Final = 2  # while the server works on one batch, the next one is prepared
 # Threads hand one interpreter over to each other: two half-full batches cost them more than waiting

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.checkup import (
+from oncekey.stores.inspection import (
     OVERDUE_MAX,
     RUNS_MAX,
     SWEEP_LATE_US,
@@ -22,13 +22,13 @@ from oncekey.stores.checkup import (
     Severity,
     overdue_text,
 )
-from oncekey.stores.migrations import plan
 from oncekey.stores.postgres import server_checks
 from oncekey.stores.postgres.checkup_session import CheckupSession, Pooler, checkup_session
 from oncekey.stores.postgres.expected_schema import ExpectedSchema, expected_schema
 from oncekey.stores.postgres.options import Options
 from oncekey.stores.postgres.queries import Layout, make_migrations
 from oncekey.stores.postgres.schema_inspection import parse_address, read_url
+from oncekey.stores.sql_files import plan
 
 # Autovacuum is late if more than this many rows of a table, and this part of them, are dead.
 DEAD_ROWS_MIN: Final = 10_000

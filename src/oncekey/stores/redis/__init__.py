@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.checkup import Checkup
-from oncekey.stores.inspection import Inspection
-from oncekey.stores.redis import record_checks, server_inspection
+from oncekey.stores.inspection import Checkup
+from oncekey.stores.redis import record_checks
+from oncekey.stores.redis.checkup_session import inspect, migration_script
 from oncekey.stores.redis.options import Options, split_url
-from oncekey.stores.redis.record_checks import CHECKS
+from oncekey.stores.redis.record_checks import CHECKS, is_same_store
 from oncekey.stores.replica_sightings import Remembered
 
 if TYPE_CHECKING:
-    from oncekey.stores.redis.async_redis_store import AsyncRedisStore
-    from oncekey.stores.redis.redis_store import RedisStore
+    from oncekey.stores.redis.redis_store import AsyncRedisStore, RedisStore
 
 __all__ = [
     "CHECKS",
@@ -38,27 +38,19 @@ _NEEDS = "the Redis store needs redis-py 8 or newer: pip install 'oncekey[redis]
 
 def open_blocking(url: str) -> RedisStore:
     address, options = split_url(url)
-    return _sync_store()(address, **_as_dict(options))
+    store: RedisStore = _store("RedisStore")(address, **_as_dict(options))
+    return store
 
 
 def open_async(url: str) -> AsyncRedisStore:
     address, options = split_url(url)
-    return _async_store()(address, **_as_dict(options))
-
-
-def inspect(url: str) -> Inspection:
-    """Read what the servers say, and whether there are records under the URL's prefix."""
-    return server_inspection.inspect(url)
+    store: AsyncRedisStore = _store("AsyncRedisStore")(address, **_as_dict(options))
+    return store
 
 
 def migrate(url: str) -> None:
     """There is nothing to create; only see whether a store would start there."""
-    server_inspection.inspect(url)
-
-
-def migration_script(url: str) -> str:
-    """Refused, because there are no tables."""
-    return server_inspection.migration_script(url)
+    inspect(url)
 
 
 def replicas(url: str) -> Remembered:
@@ -78,34 +70,19 @@ def checkup(url: str) -> Checkup:
     return record_checks.checkup(url, open_blocking)
 
 
-def is_same_store(url: str, store: object) -> bool | None:
-    """Whether a store object has its records where this URL says."""
-    return record_checks.is_same_store(url, store)
-
-
 def __getattr__(name: str) -> Any:
     """The store classes, imported on first access, because they need redis-py."""
-    if name == "RedisStore":
-        return _sync_store()
-    if name == "AsyncRedisStore":
-        return _async_store()
+    if name in ("AsyncRedisStore", "RedisStore"):
+        return _store(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _sync_store() -> type[RedisStore]:
+def _store(name: str) -> Any:
     try:
-        from oncekey.stores.redis.redis_store import RedisStore
+        module = importlib.import_module("oncekey.stores.redis.redis_store")
     except ImportError as error:
         raise ConfigurationError(_NEEDS) from error
-    return RedisStore
-
-
-def _async_store() -> type[AsyncRedisStore]:
-    try:
-        from oncekey.stores.redis.async_redis_store import AsyncRedisStore
-    except ImportError as error:
-        raise ConfigurationError(_NEEDS) from error
-    return AsyncRedisStore
+    return getattr(module, name)
 
 
 def _as_dict(options: Options) -> dict[str, Any]:

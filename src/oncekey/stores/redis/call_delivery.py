@@ -23,11 +23,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import StoreUnavailable
-from oncekey.stores.circuit_breaker import CircuitBreaker
 from oncekey.stores.redis import errors
-from oncekey.stores.redis.calls import EVERY_NODE, Answer, Call, Calls
-from oncekey.stores.redis.scripts import scripts
-from oncekey.stores.redis.slot_table import Node, SingleNode, SlotTable, redirected
+from oncekey.stores.redis.keyspace import Node, SingleNode, SlotTable, redirected
+from oncekey.stores.redis.scripts import EVERY_NODE, Answer, Call, Calls, scripts
+from oncekey.stores.server_watch import CircuitBreaker
 
 T = TypeVar("T")
 

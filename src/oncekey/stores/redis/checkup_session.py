@@ -1,8 +1,9 @@
 """The command line's own connections to Redis or Valkey servers, and what is read over them.
 
-This module finds the masters that a URL means, and reads of each what the checks and the inspection
-need; it writes nothing, and it judges nothing. A store's own connections are of no use here: they
-repeat what fails, and a checkup wants to know that it failed.
+This module finds the masters that a URL means, and reads of each what the checks need; it writes
+nothing, and judges nothing. A store's own connections are of no use here: they repeat what
+fails, and a checkup wants to know that it failed. `inspect` answers what commands ask about a store
+before it is opened (oncekey.stores.inspection).
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from oncekey.core.errors import ConfigurationError, StoreUnavailable
+from oncekey.stores.inspection import Inspection
+from oncekey.stores.record_format import VERSION
 from oncekey.stores.redis import durability, errors
-from oncekey.stores.redis.addresses import Address, parse_address
-from oncekey.stores.redis.durability import CLUSTER, SENTINEL
-from oncekey.stores.redis.keyspace import Keyspace
-from oncekey.stores.redis.options import Options, split_url
-from oncekey.stores.redis.server_checks import Node
+from oncekey.stores.redis.durability import CLUSTER, SENTINEL, Server, guarantee, refusal
+from oncekey.stores.redis.keyspace import BUCKETS, Keyspace, Node, SingleNode, SlotTable
+from oncekey.stores.redis.options import Address, Options, parse_address, split_url
 from oncekey.stores.redis.server_settings import read_remembered
-from oncekey.stores.redis.slot_table import Node as Place
-from oncekey.stores.redis.slot_table import SingleNode, SlotTable
 from oncekey.stores.replica_sightings import NOTHING, Remembered, Replica, ReplicaMemory
 
 # A redis.Redis; its methods have no types of their own.
@@ -32,8 +31,36 @@ NEEDS: Final = "the store of redis:// needs redis-py: pip install 'oncekey[redis
 CHECKUP_REPLY_SECONDS: Final = 5.0
 
 _SETTINGS: Final = (*durability.CONFIG_NAMES, "timeout", "busy-reply-threshold", "lua-time-limit")
+_FORMAT: Final = "records"
 _PROBE: Final = "return 1"
 _NO_ENGINE: Final = ("unknown command", "scripting engine")
+
+
+class ServerReading(NamedTuple):
+    """What was read of one server.
+
+    name     its address, for messages
+    server   what durability.py makes of it
+    info     INFO by field
+    config   CONFIG GET by name; None if the server does not allow it
+    clock    its clock, and this host's before and after, in microseconds
+    """
+
+    name: str
+    server: Server
+    info: Mapping[str, str]
+    config: Mapping[str, str] | None
+    clock: tuple[int, int, int] = (0, 0, 0)
+
+    def number(self, field: str) -> int:
+        """A number of INFO; 0 if the server does not report it."""
+        text = self.info.get(field, "")
+        return int(text) if text.lstrip("-").isdecimal() else 0
+
+    def setting(self, name: str) -> int | None:
+        """A number of CONFIG; None if it cannot be read."""
+        text = (self.config or {}).get(name, "")
+        return int(text) if text.lstrip("-").isdecimal() else None
 
 
 class CheckupSession:
@@ -49,14 +76,14 @@ class CheckupSession:
         self.options = options
         self.address = address
         self._stack = stack
-        self._clients: dict[Place, Client] = {}
+        self._clients: dict[Node, Client] = {}
         self._table: SingleNode | SlotTable = SingleNode(address.nodes[0])
         self.sentinel: Mapping[str, str] | None = None
         self.cluster: Mapping[str, str] | None = None
         replicas: list[Replica] = []
         if address.mode == SENTINEL:
             self.sentinel = self._watched()
-            self._table = SingleNode(Place(self.sentinel["ip"], int(self.sentinel["port"])))
+            self._table = SingleNode(Node(self.sentinel["ip"], int(self.sentinel["port"])))
         elif address.mode == CLUSTER:
             self._table, replicas = self._slots()
         mode = address.mode if address.mode == SENTINEL else ""
@@ -75,14 +102,14 @@ class CheckupSession:
         return ", ".join(node.name for node in self.nodes)
 
     @property
-    def server(self) -> durability.Server:
+    def server(self) -> Server:
         """All masters as one, by the weakest of them."""
         return durability.weakest([node.server for node in self.nodes])
 
     def ask(self, commands: Sequence[tuple[int, tuple[Any, ...]]]) -> list[Any]:
         """The replies to commands on keys of buckets, sent together to each node."""
         replies: list[Any] = [None] * len(commands)
-        by_place: dict[Place, list[int]] = {}
+        by_place: dict[Node, list[int]] = {}
         for position, (bucket, _) in enumerate(commands):
             place = self._table.node_of(bucket)
             if place is None:
@@ -97,8 +124,8 @@ class CheckupSession:
         return replies
 
     def _remembered(self) -> Remembered:
-        """What stores have written down about replicas; nothing if it may not be read, of which
-        another check tells."""
+        """What stores have written down about replicas; nothing if it may not be read, which
+        another check reports."""
         from redis.exceptions import ResponseError
 
         key = Keyspace(self.options.prefix).replicas
@@ -108,13 +135,19 @@ class CheckupSession:
             return NOTHING
         return read_remembered((self.nodes[0].clock[0], *values))
 
+    def count_records(self) -> int:
+        """How many records the index of claims has."""
+        keys = Keyspace(self.options.prefix)
+        counts = self.ask([(n, ("ZCARD", keys.index("claims", n))) for n in range(BUCKETS)])
+        return sum(counts)
+
     def count_keys(self) -> int:
         """How many keys the databases have, oncekey's and others."""
         return sum(self._client(place).execute_command("DBSIZE") for place in self._table.nodes())
 
     # --- who is where -------------------------------------------------------------------------
 
-    def _client(self, place: Place, settings: Mapping[str, Any] | None = None) -> Client:
+    def _client(self, place: Node, settings: Mapping[str, Any] | None = None) -> Client:
         if place not in self._clients:
             client = _connect(place, self.address.settings if settings is None else settings)
             self._stack.callback(client.close)
@@ -160,7 +193,7 @@ class CheckupSession:
         raise StoreUnavailable("no node of the Cluster answers", ambiguous=False) from failure
 
 
-def _with_replicas(nodes: Sequence[Node], known: Sequence[Replica]) -> Node:
+def _with_replicas(nodes: Sequence[ServerReading], known: Sequence[Replica]) -> ServerReading:
     """The first node, with the replicas that the Cluster knows and that are attached to nobody:
     they may come back, and be promoted."""
     first = nodes[0].server
@@ -170,7 +203,7 @@ def _with_replicas(nodes: Sequence[Node], known: Sequence[Replica]) -> Node:
     return nodes[0]._replace(server=first._replace(replicas=count, seen=(*first.seen, *missing)))
 
 
-def read_node(client: Client, name: str, mode: str = "") -> Node:
+def read_node(client: Client, name: str, mode: str = "") -> ServerReading:
     """Read what a server says of itself."""
     info = durability.parse_info(client.execute_command("INFO"))
     config = _config(client)
@@ -180,11 +213,11 @@ def read_node(client: Client, name: str, mode: str = "") -> Node:
     has_scripts = _has_scripts(client)
     server = durability.parse_server(info, config, mode=mode, has_scripts=has_scripts)
     if server.aof_in_place is None and info.get("aof_base_size", "0") != "0":
-        # Nothing is written here, so nobody can tell for sure; a rewrite of a file that was there
-        # before is by far the most likely.
+        # Nothing is written here, so this cannot be known for sure; a rewrite of a file that was
+        # there before is by far the most likely.
         server = server._replace(aof_in_place=True)
     clock = (int(seconds) * 1_000_000 + int(microseconds), before, after)
-    return Node(name, server, info, config, clock)
+    return ServerReading(name, server, info, config, clock)
 
 
 def _config(client: Client) -> dict[str, str] | None:
@@ -215,7 +248,7 @@ def _has_scripts(client: Client) -> bool:
     return True
 
 
-def _connect(place: Place, settings: Mapping[str, Any]) -> Client:
+def _connect(place: Node, settings: Mapping[str, Any]) -> Client:
     """A client that repeats nothing and returns replies as the server sent them."""
     import redis
     from redis.backoff import NoBackoff
@@ -264,3 +297,31 @@ def checkup_session(url: str) -> Iterator[CheckupSession]:
         raise errors.translate_setup_error(
             errors.translate_response(error, ambiguous=False)
         ) from error
+
+
+# --- before a store is opened ---------------------------------------------------------------------
+
+
+def inspect(url: str) -> Inspection:
+    """What is on the servers, read without writing anything. StoreUnavailable if they cannot be
+    reached, ConfigurationError if the URL cannot be parsed or if a store would refuse to start
+    there."""
+    with checkup_session(url) as session:
+        server = session.server
+        reason = refusal(server)
+        if reason:
+            raise ConfigurationError(reason)
+        return Inspection(
+            name=f"{session.name}, prefix {session.options.prefix!r}",
+            exists=True,
+            has_records=session.count_records() > 0,
+            applied={VERSION: _FORMAT},
+            missing=[],
+            guarantee=guarantee(server, session.options.failover, session.sightings),
+        )
+
+
+def migration_script(url: str) -> str:
+    """Refused, because there are no tables."""
+    read_url(url)
+    raise ConfigurationError("redis:// has no tables, so there is no SQL to run")

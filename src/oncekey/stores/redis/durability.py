@@ -29,7 +29,7 @@ CONFIG_NAMES: Final = ("appendfsync", "no-appendfsync-on-rewrite")
 
 NO_EVICTION: Final = "noeviction"
 _REPLICA_LINE: Final = re.compile(r"(?:slave|replica)\d+")
-# What tells one rewrite of the append-only file from another.
+# By these, one rewrite of the append-only file differs from another.
 _REWRITE_FIELDS: Final = (
     "run_id",
     "aof_rewrites",
@@ -55,7 +55,7 @@ class Server(NamedTuple):
     mode          standalone, sentinel or cluster: how the client reaches it
     role          master or replica
     replicas      how many are attached to it
-    seen          those of them that told their address, and those that a Cluster knows
+    seen          those of them whose address is known, and those that a Cluster knows
     maxmemory     in bytes; 0 is no limit
     policy        what it does when memory is full; empty if it does not say
     aof           True if it writes an append-only file
@@ -65,7 +65,7 @@ class Server(NamedTuple):
     evicted_keys  how many keys it has evicted since it was started
     has_scripts   False if it refuses EVAL
     aof_in_place  False while its first append-only file is not complete; None if that is not known
-    aof_rewrite   tells one rewrite of that file from another
+    aof_rewrite   differs from one rewrite of that file to the next
     """
 
     product: str
@@ -154,13 +154,13 @@ def parse_server(
 
 def _replicas(info: Mapping[str, Any]) -> Iterator[Replica]:
     """The attached replicas by address. One without a port is a client that copies the data, such
-    as a backup: a server that can be promoted tells where it listens."""
+    as a backup: a server that can be promoted reports where it listens."""
     for name, value in info.items():
         if _REPLICA_LINE.fullmatch(name):
             pairs = (part.partition("=") for part in _text(value).split(","))
-            told = {key: text for key, _, text in pairs}
-            if told.get("ip") and told.get("port", "0") != "0":
-                yield Replica(shown_name(f"{told['ip']}:{told['port']}"))
+            fields = {key: text for key, _, text in pairs}
+            if fields.get("ip") and fields.get("port", "0") != "0":
+                yield Replica(shown_name(f"{fields['ip']}:{fields['port']}"))
 
 
 def parse_nodes(reply: bytes | str) -> list[Replica]:

@@ -50,7 +50,7 @@ _STOPPED: Final = {
 }
 _LOGIN: Final = frozenset(("NOPERM", "NOAUTH", "WRONGPASS", "CROSSSLOT", MOVED, ASK))
 # A connection on which the server says this leads to the wrong server, or soon will. A master
-# without replicas may be one that Sentinel has replaced and not told yet.
+# without replicas may be one that Sentinel has replaced without its knowing yet.
 _WRONG_SERVER: Final = frozenset(("READONLY", "MASTERDOWN", "UNBLOCKED", "LOADING", "NOREPLICAS"))
 _UNREACHABLE: Final = "the server cannot be reached; is it running, and is the address right?"
 

@@ -1,4 +1,5 @@
-"""Removes what nothing needs any more: records and past generations whose audit has ended.
+"""Measures what is stored, and removes what nothing needs any more: records and past generations
+whose audit has ended.
 
 The server itself removes finished records at the end of their audit; what is left of them then are
 index entries. Claims remove some of those (lua/claim.lua), a sweep all of them. A sweep reads which
@@ -13,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from oncekey.stores.redis.calls import Calls
+from oncekey.core.search import MEASURE_MAX, RATE_WINDOW_US, Measures
 from oncekey.stores.redis.keyspace import BUCKETS
-from oncekey.stores.redis.packed_commands import FENCE_BYTES
-from oncekey.stores.redis.record_calls import RecordCalls, collected, given
+from oncekey.stores.redis.scripts import FENCE_BYTES, Calls, RecordCalls, collected, given
 
 # How many records a call removes, so that no claim waits long for one.
 REMOVED_PER_CALL: Final = 500
+# How many buckets a call measures.
+MEASURED_PER_CALL: Final = 64
+# What a record takes beside its value: its key, its index entries and the server's own structures.
+OVERHEAD_BYTES: Final = 420
 _FIRST_PER_BUCKET: Final = 16
 # What a tier of retention has entries in: past generations, and records.
 _INDEXES: Final = {"all": ("past", "due"), "audit": ("past",), "keys": ("due",)}
@@ -54,8 +58,7 @@ class GarbageProgram:
         each = min(limit, _FIRST_PER_BUCKET + 2 * limit // BUCKETS)
         args = [("-inf", "now", each)] * count
         parts = self._calls.for_buckets("range", indexes, buckets, args, "asc")
-        answers = yield [part.call for part in parts]
-        _, found = collected(parts, answers, count)
+        _, found = yield from collected(parts, count)
         return {
             index: [member for flat in found[number :: len(indexes)] for member in flat[::2]]
             for number, index in enumerate(indexes)
@@ -73,3 +76,31 @@ class GarbageProgram:
         answers = given((yield [part.call for part in parts]))
         removed: int = sum(answer[1] for answer in answers)
         return removed
+
+    def elect(self, token: bytes, lease: int) -> Calls[bool]:
+        """True if this token is elected to do the background work for `lease` more microseconds."""
+        call = self._calls.one("elect", 0, self._calls.keys.elected, token, lease)
+        (answer,) = given((yield [call]))
+        return bool(answer[1])
+
+
+def measure(calls: RecordCalls) -> Calls[Measures]:
+    """How much is stored, how much of it is garbage, and how fast it grows (S12)."""
+    now = rows = due = oldest = claims = sampled = size = 0
+    for at in range(0, BUCKETS, MEASURED_PER_CALL):
+        buckets = range(at, at + MEASURED_PER_CALL)
+        parts = calls.for_buckets(
+            "measure", ("claims",), buckets, [()] * len(buckets), RATE_WINDOW_US
+        )
+        answers = yield [part.call for part in parts]
+        for answer in given(answers):
+            now = now or int(answer[0])
+            rows += answer[1]
+            due += answer[2]
+            oldest = min(filter(None, (oldest, answer[3])), default=0)
+            claims += answer[4]
+            sampled += answer[5]
+            size += answer[6]
+    # The newest record of each bucket stands for the others.
+    bytes_ = rows * (OVERHEAD_BYTES + size // sampled) if sampled else 0
+    return Measures(now, rows, bytes_, min(due, MEASURE_MAX), oldest, min(claims, MEASURE_MAX))

@@ -15,8 +15,8 @@ threads or asyncio.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from oncekey.core.commands import (
     CLAIMS,
@@ -25,7 +25,9 @@ from oncekey.core.commands import (
     Claim,
     Claimed,
     Command,
+    Done,
     Finish,
+    Lost,
     Renew,
     Reply,
     Seen,
@@ -35,24 +37,29 @@ from oncekey.core.move_marks import MARK_ID
 from oncekey.core.record import Record, State
 from oncekey.core.state_machine import decide, is_expired
 from oncekey.stores.record_format import Stored, unpack_record
-from oncekey.stores.redis.calls import Calls
-from oncekey.stores.redis.errors import ClaimTooLate, MemoryFull
+from oncekey.stores.redis.errors import ClaimTooLate, MemoryFull, unreadable
 from oncekey.stores.redis.garbage import GarbageProgram
-from oncekey.stores.redis.keyspace import Keyspace
-from oncekey.stores.redis.packed_commands import (
+from oncekey.stores.redis.scripts import (
+    Calls,
+    Part,
+    RecordCalls,
     archive_arguments,
     claim_record,
     finish_head,
+    given,
+    readable,
     renew_head,
     replace_arguments,
 )
-from oncekey.stores.redis.record_calls import Part, RecordCalls, TestClock, given, placed, readable
-from oncekey.stores.redis.script_replies import Found, note_found, read_exceptions, read_others
-from oncekey.stores.redis.server_settings import settings_calls
-from oncekey.stores.repeated_ids import EarlierReplies, Positioned, raise_if_all_failed, split_by_id
-from oncekey.stores.server_clock import ServerClock
-from oncekey.stores.settings_watch import SettingsWatch
-from oncekey.stores.store_rules import check_same_secret
+from oncekey.stores.redis.server_settings import ServerSettings
+from oncekey.stores.server_watch import ServerClock
+from oncekey.stores.store_rules import (
+    EarlierReplies,
+    Positioned,
+    check_same_secret,
+    raise_if_all_failed,
+    split_by_id,
+)
 
 TRIES_MAX: Final = 20
 # How long a caller should wait for a key that changed with every try.
@@ -62,25 +69,100 @@ _ENDS: Final = (State.SUCCEEDED, State.FAILED)
 
 # The position of a command, the version that was read, the record to write and the one to archive.
 Change = tuple[int, Stored | None, Record, Record | None]
+_USUAL: Final = ("claim", "finish", "renew", "look")
+_DONE: Final = Done()
+_LOST: Final = Lost()
+
+
+class Found(NamedTuple):
+    """A command that its script left to be decided: its record, None if there is none, and when;
+    without a record, the highest fence that its key may have had."""
+
+    stored: Stored | None
+    now: int
+    floor: int = 0
+
+
+class CommandBatch(NamedTuple):
+    """Commands of distinct ids, by position; the replies to them go to the same positions. No claim
+    is made after `end`, a time of our monotonic clock."""
+
+    commands: Positioned
+    replies: list[Any]
+    end: float | None
+
+    def parts(
+        self, calls: RecordCalls, script: str, args: Mapping[int, Sequence[Any]], *shared: Any
+    ) -> list[Part]:
+        """The calls of a script for some commands; `args` has those of each, by its position."""
+        positions = [*args]
+        ids = [self.commands[i].id for i in positions]
+        parts = calls.for_records(script, ids, [*args.values()], *shared)
+        return [Part([positions[at] for at in own], call) for own, call in parts]
+
+    def read(self, part: Part, answer: list[Any], left: dict[int, Found]) -> None:
+        """Take in the reply of claim, finish, renew or look: the time, then something of the
+        commands that the script did not simply carry out."""
+        positions, script, now = part.positions, part.call.script, int(answer[0])
+        if script == "look":
+            for i, value in zip(positions, answer[1:], strict=True):
+                self.note_found(i, value, now, left)
+            return
+        usual = Claimed(now, 1, ()) if script == "claim" else _DONE
+        for i in positions:
+            self.replies[i] = usual
+        if script == "renew":
+            for number in answer[1:]:
+                self.replies[positions[number - 1]] = _LOST
+            return
+        for i, value in exceptions(positions, answer):
+            if script == "claim" and isinstance(value, int):
+                self.replies[i] = Claimed(value, 1, ())
+            else:
+                self.note_found(i, value, now, left)
+
+    def note_found(self, i: int, value: bytes | int, now: int, left: dict[int, Found]) -> None:
+        """Take in the record that a command has found: empty if there is none, or a number, the
+        highest fence that its key may have had. One that cannot be read is an error of this command
+        alone, since the others of its batch have taken effect."""
+        self.replies[i] = None
+        if isinstance(value, int):
+            left[i] = Found(None, now, value)
+            return
+        try:
+            stored = unpack_record(self.commands[i].id, value) if value else None
+        except ValueError as error:
+            self.replies[i] = unreadable(error)
+        else:
+            left[i] = Found(stored, now)
+
+
+def exceptions(positions: Sequence[int], answer: list[Any]) -> Iterator[tuple[int, bytes | int]]:
+    """The positions of the commands that a script left alone, and what it found of each."""
+    for at in range(1, len(answer), 2):
+        yield positions[answer[at] - 1], answer[at + 1]
+
+
+def usual_call(command: Command) -> tuple[str, tuple[Any, ...]]:
+    """The script that a command is sent to first, and its arguments there. Unusual commands only
+    look at their record."""
+    if type(command) is Claim:
+        return "claim", (claim_record(command),)
+    if type(command) is Finish and command.state in _ENDS:
+        return "finish", (finish_head(command), command.body)
+    if type(command) is Renew:
+        return "renew", (renew_head(command),)
+    return "look", ()
 
 
 class Program:
-    """The store's methods. The clock is the server's; `clock` replaces it in tests only."""
+    """The store's methods. Beside claims it reads the servers' settings, when that is due."""
 
-    def __init__(
-        self,
-        keys: Keyspace,
-        *,
-        is_cluster: bool = False,
-        clock: TestClock | None = None,
-        settings_interval: float = 0.0,
-    ) -> None:
-        self.calls = RecordCalls(keys, is_cluster=is_cluster, clock=clock)
+    def __init__(self, calls: RecordCalls, settings: ServerSettings) -> None:
+        self.calls = calls
+        self.settings = settings
         self.server_clock = ServerClock()
-        self.watch = SettingsWatch(settings_interval)
-        self.garbage = GarbageProgram(self.calls)
-        # What the store has to find out, or to write down, after the settings were read.
-        self.follow_up: Callable[[], Calls[None]] = _nothing
+        self.garbage = GarbageProgram(calls)
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -95,62 +177,42 @@ class Program:
             if group is not groups[0]:
                 left = {i: c for i, c in group.items() if not earlier.reply_to(i, c, replies)}
             if left:
-                yield from self._apply_distinct(left, replies, end, earlier)
+                yield from self._apply_distinct(CommandBatch(left, replies, end), earlier)
             if len(groups) > 1:
                 earlier.note(left, replies)
         raise_if_all_failed(replies)
         return replies
 
-    def _apply_distinct(
-        self,
-        commands: Positioned,
-        replies: list[Any],
-        end: float | None,
-        earlier: EarlierReplies,
-    ) -> Calls[None]:
-        """Apply commands of distinct ids."""
-        left = yield from self._send(commands, replies, end)
+    def _apply_distinct(self, batch: CommandBatch, earlier: EarlierReplies) -> Calls[None]:
+        left = yield from self._send(batch)
         for _ in range(TRIES_MAX):
             if not left:
                 return
             for i, found in left.items():
                 if found.stored is not None:
-                    earlier.owners[commands[i].id] = found.stored.record.owner
-            left = yield from self._decide(commands, left, replies, end)
+                    earlier.owners[batch.commands[i].id] = found.stored.record.owner
+            left = yield from self._decide(batch, left)
         for i in left:
-            replies[i] = (
+            batch.replies[i] = (
                 Busy(CONTENTION_HINT_US)
-                if isinstance(commands[i], CLAIMS)
+                if isinstance(batch.commands[i], CLAIMS)
                 else StoreUnavailable("the key was changed by others with every try")
             )
 
     # --- phase 1: what the scripts decide by themselves ---------------------------------------
 
-    def _send(
-        self, commands: Positioned, replies: list[Any], end: float | None
-    ) -> Calls[dict[int, Found]]:
+    def _send(self, batch: CommandBatch) -> Calls[dict[int, Found]]:
         """Send commands. Returns those that are still to be decided, with their records."""
-        claims = [i for i, c in commands.items() if type(c) is Claim]
-        finishes = [i for i, c in commands.items() if type(c) is Finish and c.state in _ENDS]
-        renewals = [i for i, c in commands.items() if type(c) is Renew]
-        sent = {*claims, *finishes, *renewals}
-        others = [i for i in commands if i not in sent] if len(sent) < len(commands) else []
-        parts = [
-            *self._claim_parts(claims, commands, end),
-            *self._finish_parts(finishes, commands),
-            *self._renew_parts(renewals, commands),
-            *self._look_parts(others, commands),
-        ]
+        parts = self._usual_parts(batch)
         calls = [part.call for part in parts]
-        puts = bool(claims) or any(isinstance(commands[i], PUTTING) for i in others)
-        reads_settings = puts and self.watch.is_due()
+        puts = any(isinstance(command, PUTTING) for command in batch.commands.values())
+        reads_settings = puts and self.settings.watch.is_due()
         if reads_settings:
-            calls += settings_calls(self.calls)
+            calls += self.settings.calls()
         since = self.server_clock.send_time()
         answers = yield calls
         if reads_settings:
-            self.watch.notify(answers[len(parts) :])
-            yield from self.follow_up()
+            yield from self.settings.read(answers[len(parts) :])
         left: dict[int, Found] = {}
         refused: Positioned = {}
         for part, answer in zip(parts, answers, strict=False):
@@ -160,89 +222,55 @@ class Program:
                 left.update((i, Found(None, 0)) for i in part.positions)
             elif isinstance(answer, StoreUnavailable):
                 for i in part.positions:
-                    replies[i] = answer
+                    batch.replies[i] = answer
                 if isinstance(answer, MemoryFull):
-                    refused |= {i: commands[i] for i in part.positions}
-            elif part.call.script == "claim":
-                self.server_clock.observe(int(answer[0]), since)
-                self._read_claims(part.positions, answer, commands, replies, left)
+                    refused |= {i: batch.commands[i] for i in part.positions}
             else:
-                read_others(part, answer, commands, replies, left)
+                if part.call.script == "claim":
+                    self.server_clock.observe(int(answer[0]), since)
+                batch.read(part, answer, left)
         if refused:
-            left |= yield from self._look_at_refused(refused, replies)
+            left |= yield from self._look_at_refused(refused, batch.replies)
         return left
+
+    def _usual_parts(self, batch: CommandBatch) -> list[Part]:
+        by_script: dict[str, dict[int, tuple[Any, ...]]] = {script: {} for script in _USUAL}
+        for i, command in batch.commands.items():
+            script, args = usual_call(command)
+            by_script[script][i] = args
+        parts: list[Part] = []
+        for script, own in by_script.items():
+            shared = (self._latest_time(batch.end),) if script == "claim" else ()
+            if own:
+                parts += batch.parts(self.calls, script, own, *shared)
+        return parts
+
+    def _latest_time(self, end: float | None) -> int | bytes:
+        """When nobody waits for a claim any more, by the server's clock; empty if not known."""
+        if end is None or self.calls.clock is not None:
+            return b""
+        at = self.server_clock.at(end)
+        return b"" if at is None else at
 
     def _look_at_refused(self, claims: Positioned, replies: list[Any]) -> Calls[dict[int, Found]]:
         """Look at the keys of claims that a full server has refused: those that have a record need
         no more memory, so that duplicates still get their replay. Keeps the error of the others."""
-        parts = list(self._look_parts([*claims], claims))
+        batch = CommandBatch(claims, [*replies], None)
+        parts = batch.parts(self.calls, "look", dict.fromkeys(claims, ()))
         answers = yield [part.call for part in parts]
-        looked: list[Any] = [*replies]
         found: dict[int, Found] = {}
         for part, answer in zip(parts, answers, strict=True):
             if not isinstance(answer, StoreUnavailable):
-                read_others(part, answer, claims, looked, found)
+                batch.read(part, answer, found)
         return {
             i: one
             for i, one in found.items()
             if one.stored is not None and not is_expired(one.stored.record, one.now)
         }
 
-    def _claim_parts(
-        self, claims: list[int], commands: Positioned, end: float | None
-    ) -> Iterator[Part]:
-        if not claims:
-            return iter(())
-        not_after = None
-        if end is not None and self.calls.clock is None:
-            not_after = self.server_clock.at(end)
-        sent: list[Any] = [commands[i] for i in claims]
-        args = [(claim_record(claim),) for claim in sent]
-        limit = b"" if not_after is None else not_after
-        return placed(claims, self.calls.for_records("claim", _ids(sent), args, limit))
-
-    def _finish_parts(self, finishes: list[int], commands: Positioned) -> Iterator[Part]:
-        sent: list[Any] = [commands[i] for i in finishes]
-        args = [(finish_head(finish), finish.body) for finish in sent]
-        return placed(finishes, self.calls.for_records("finish", _ids(sent), args))
-
-    def _renew_parts(self, renewals: list[int], commands: Positioned) -> Iterator[Part]:
-        sent: list[Any] = [commands[i] for i in renewals]
-        args = [(renew_head(renew),) for renew in sent]
-        return placed(renewals, self.calls.for_records("renew", _ids(sent), args))
-
-    def _look_parts(self, others: list[int], commands: Positioned) -> Iterator[Part]:
-        sent: list[Any] = [commands[i] for i in others]
-        return placed(others, self.calls.for_records("look", _ids(sent), [()] * len(sent)))
-
-    def _read_claims(
-        self,
-        positions: Sequence[int],
-        answer: list[Any],
-        commands: Positioned,
-        replies: list[Any],
-        left: dict[int, Found],
-    ) -> None:
-        now = int(answer[0])
-        fresh = Claimed(now, 1, ())
-        for i in positions:
-            replies[i] = fresh
-        for at in range(1, len(answer), 2):
-            i, found = positions[answer[at] - 1], answer[at + 1]
-            if isinstance(found, int):
-                replies[i] = Claimed(found, 1, ())
-            else:
-                note_found(i, found, now, commands, replies, left)
-
     # --- phase 2: decide, compare-and-set -----------------------------------------------------
 
-    def _decide(
-        self,
-        commands: Positioned,
-        left: dict[int, Found],
-        replies: list[Any],
-        end: float | None,
-    ) -> Calls[dict[int, Found]]:
+    def _decide(self, batch: CommandBatch, left: dict[int, Found]) -> Calls[dict[int, Found]]:
         """Decide and write once. Returns the commands whose records have changed meanwhile."""
         changes: list[Change] = []
         additions: list[Change] = []  # what needs more memory
@@ -250,14 +278,14 @@ class Program:
         gone: Positioned = {}
         past: dict[int, Record] = {}  # that another store has archived
         for i, (stored, now, floor) in left.items():
-            command = commands[i]
+            command = batch.commands[i]
             if stored is None and type(command) is Claim:
                 gone[i] = command  # it has expired since, so the claim is sent again
                 continue
             record = stored.record if stored is not None else None
             reply, write, archive = decide(record, command, now, floor)
             if write is None:
-                replies[i] = reply
+                batch.replies[i] = reply
                 if archive is not None:
                     past[i] = archive
             else:
@@ -269,44 +297,41 @@ class Program:
                 (additions if is_new else changes).append((i, stored, write, archive))
         again: dict[int, Found] = {}
         if past:
-            yield from self._archive(past, replies)
+            yield from self._archive(batch, past)
         if changes or additions:
-            again = yield from self._replace(commands, changes, additions, decided, replies)
+            again = yield from self._replace(batch, changes, additions, decided)
         if gone:
-            again.update((yield from self._send(gone, replies, end)))
+            again.update((yield from self._send(batch._replace(commands=gone))))
         return again
 
-    def _archive(self, past: dict[int, Record], replies: list[Any]) -> Calls[None]:
-        args = [archive_arguments(record) for record in past.values()]
-        ids = [record.id for record in past.values()]
-        parts = list(placed(list(past), self.calls.for_records("archive", ids, args)))
+    def _archive(self, batch: CommandBatch, past: dict[int, Record]) -> Calls[None]:
+        args = {i: archive_arguments(record) for i, record in past.items()}
+        parts = batch.parts(self.calls, "archive", args)
         answers = yield [part.call for part in parts]
         for part, answer in zip(parts, answers, strict=True):
             if isinstance(answer, StoreUnavailable):
                 for i in part.positions:
-                    replies[i] = answer
+                    batch.replies[i] = answer
 
     def _replace(
         self,
-        commands: Positioned,
+        batch: CommandBatch,
         changes: list[Change],
         additions: list[Change],
         decided: dict[int, Reply],
-        replies: list[Any],
     ) -> Calls[dict[int, Found]]:
         parts: list[Part] = []
         for script, those in (("replace", changes), ("add", additions)):
-            args = [replace_arguments(*change[1:]) for change in those]
-            positions = [change[0] for change in those]
-            sent = _ids([commands[i] for i in positions])
-            parts += placed(positions, self.calls.for_records(script, sent, args))
+            args = {change[0]: replace_arguments(*change[1:]) for change in those}
+            parts += batch.parts(self.calls, script, args)
         answers = yield [part.call for part in parts]
         again: dict[int, Found] = {}
         for part, answer in zip(parts, answers, strict=True):
             for i in part.positions:
-                replies[i] = answer if isinstance(answer, StoreUnavailable) else decided[i]
+                batch.replies[i] = answer if isinstance(answer, StoreUnavailable) else decided[i]
             if not isinstance(answer, StoreUnavailable):
-                read_exceptions(part.positions, answer, commands, replies, again)
+                for i, value in exceptions(part.positions, answer):
+                    batch.note_found(i, value, int(answer[0]), again)
         return again
 
     # --- everything else ----------------------------------------------------------------------
@@ -326,17 +351,3 @@ class Program:
         check_same_secret(bound[1], check)
         is_there = isinstance(value, bytes)
         return Seen(unpack_record(MARK_ID, value).record if is_there else None, int(now))
-
-    def elect(self, token: bytes, lease: int) -> Calls[bool]:
-        """True if this token is elected to do the background work for `lease` more microseconds."""
-        call = self.calls.one("elect", 0, self.calls.keys.elected, token, lease)
-        (answer,) = given((yield [call]))
-        return bool(answer[1])
-
-
-def _nothing() -> Calls[None]:
-    yield from ()
-
-
-def _ids(commands: Sequence[Any]) -> list[bytes]:
-    return [command.id for command in commands]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.record import State
 from oncekey.core.search import NEWEST, PAGE_LIMIT_MAX, Query
-from oncekey.stores.checkup import (
+from oncekey.stores.inspection import (
     OVERDUE_MAX,
     RUNS_MAX,
     SWEEP_LATE_US,
@@ -22,13 +22,11 @@ from oncekey.stores.checkup import (
     ObservedRun,
     overdue_text,
 )
-from oncekey.stores.redis import topology_checks
-from oncekey.stores.redis.addresses import Address
+from oncekey.stores.redis import server_checks
 from oncekey.stores.redis.checkup_session import CheckupSession, checkup_session, read_url
 from oncekey.stores.redis.durability import refusal
 from oncekey.stores.redis.keyspace import BUCKETS, Keyspace
-from oncekey.stores.redis.options import Options
-from oncekey.stores.redis.server_checks import SERVER_CHECKS, server_findings
+from oncekey.stores.redis.options import Address, Options
 
 if TYPE_CHECKING:
     from oncekey.core.store import Store
@@ -48,20 +46,13 @@ SWEEPER: Final = Check(
 )
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _ENDS: Final = (State.SUCCEEDED, State.FAILED)
-CHECKS: Final = (*SERVER_CHECKS, *topology_checks.TOPOLOGY_CHECKS, RECORDS, SWEEPER)
-
-
-def count_records(session: CheckupSession) -> int:
-    """How many records the index of claims has."""
-    keyspace = Keyspace(session.options.prefix)
-    counts = session.ask(
-        [(bucket, ("ZCARD", keyspace.index("claims", bucket))) for bucket in range(BUCKETS)]
-    )
-    return sum(counts)
+CHECKS: Final = (
+    *server_checks.SERVER_CHECKS, *server_checks.TOPOLOGY_CHECKS, RECORDS, SWEEPER
+)  # fmt: skip
 
 
 def _records(session: CheckupSession) -> Finding:
-    count, keys = count_records(session), session.count_keys()
+    count, keys = session.count_records(), session.count_keys()
     where = f"under the prefix {session.options.prefix!r}, {session.name}"
     if count or not keys:
         return RECORDS.ok(f"{count:,} {where}")
@@ -87,20 +78,20 @@ def _sweeper(session: CheckupSession) -> Finding:
 
 def _topology(session: CheckupSession) -> Iterator[Finding]:
     address = session.address
-    yield topology_checks.failovers(session.nodes, session.options.failover, session.sightings)
+    yield server_checks.failovers(session.nodes, session.options.failover, session.sightings)
     if session.cluster is not None:
-        yield topology_checks.cluster_state(session.cluster)
+        yield server_checks.cluster_state(session.cluster)
     elif any(node.info.get("cluster_enabled") == "1" for node in session.nodes):
-        yield topology_checks.cluster_by_address()
+        yield server_checks.cluster_by_address()
     else:
-        yield topology_checks.CLUSTER_STATE.ok("no Cluster")
+        yield server_checks.CLUSTER_STATE.ok("no Cluster")
     if session.sentinel is None:
-        yield topology_checks.SENTINELS.ok("none in the URL")
+        yield server_checks.SENTINELS.ok("none in the URL")
     else:
         others = int(session.sentinel.get("num-other-sentinels", "0"))
         quorum = int(session.sentinel.get("quorum", "0"))
-        yield topology_checks.sentinels(others + 1, session.sentinel.get("flags", ""), quorum)
-    yield topology_checks.tls(
+        yield server_checks.sentinels(others + 1, session.sentinel.get("flags", ""), quorum)
+    yield server_checks.tls(
         is_encrypted="ssl" in str(address.settings.get("connection_class", "")).lower(),
         is_verified=address.settings.get("ssl_cert_reqs", "required") == "required",
         is_local=all(node.host in LOCAL_HOSTS for node in address.nodes),
@@ -136,8 +127,8 @@ def observed_runs(store: Store) -> list[ObservedRun]:
 def checkup(url: str, open_store: Callable[[str], Store]) -> Checkup:
     """Check servers and keys. StoreUnavailable if the servers do not answer."""
     with checkup_session(url) as session:
-        findings = [*server_findings(session.nodes), *_topology(session)]
-        if topology_checks.cluster_by_address() in findings:
+        findings = [*server_checks.server_findings(session.nodes), *_topology(session)]
+        if server_checks.cluster_by_address() in findings:
             return Checkup(findings, [])  # the keys of the other nodes cannot be read from here
         findings += [_records(session), _sweeper(session)]
         if refusal(session.server) or session.server.role == "replica":

@@ -1,18 +1,23 @@
 """The checks of `oncekey doctor` on Redis and Valkey servers: what they do with a write, with full
-memory, and with whoever is connected.
+memory, and with whoever is connected; and how they stand together and are reached.
 
-Each check is a function of what was read of each node (`Node`), so that every answer can be tried
-without a server that gives it. Checks of oncekey's own keys are in record_checks.py.
+Each check is a function of what was read of each server, so that every answer can be tried without
+a server that gives it. Checks of oncekey's own keys are in record_checks.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-from oncekey.stores.checkup import Check, Finding
+from oncekey.stores.inspection import Check, Finding
 from oncekey.stores.redis import durability
-from oncekey.stores.redis.durability import NO_EVICTION, Server
+from oncekey.stores.redis.checkup_session import ServerReading
+from oncekey.stores.redis.durability import CLUSTER, NO_EVICTION, SENTINEL
+from oncekey.stores.redis.keyspace import SLOTS
+from oncekey.stores.replica_sightings import Sighting, forget_hint
+
+Nodes = Sequence[ServerReading]
 
 CLOCK_SKEW_US: Final = 1_000_000
 # Parts of maxmemory, or of the host's memory where there is no limit.
@@ -21,6 +26,8 @@ MEMORY_FULL_PART: Final = 0.95
 CONNECTIONS_FULL_PART: Final = 0.95  # of maxclients
 # A fork stops the server for this long; heartbeats renew at a third of a lease, 10 s by default.
 FORK_LONG_US: Final = 500_000
+# Fewer Sentinels cannot agree on a failover when one host is lost.
+SENTINELS_MIN: Final = 3
 # Below it an ordinary script of oncekey may already count as busy, and everybody gets BUSY.
 SCRIPT_TIME_MIN_MS: Final = 1_000
 
@@ -103,52 +110,16 @@ SERVER_CHECKS: Final = (
 )  # fmt: skip
 
 
-class Node(NamedTuple):
-    """What was read of one server.
-
-    name     its address, for messages
-    server   what durability.py makes of it
-    info     INFO by field
-    config   CONFIG GET by name; None if the server does not allow it
-    clock    its clock, and this host's before and after, in microseconds
-    """
-
-    name: str
-    server: Server
-    info: Mapping[str, str]
-    config: Mapping[str, str] | None
-    clock: tuple[int, int, int] = (0, 0, 0)
-
-    def number(self, field: str) -> int:
-        """A number of INFO; 0 if the server does not report it."""
-        text = self.info.get(field, "")
-        return int(text) if text.lstrip("-").isdecimal() else 0
-
-    def setting(self, name: str) -> int | None:
-        """A number of CONFIG; None if it cannot be read."""
-        text = (self.config or {}).get(name, "")
-        return int(text) if text.lstrip("-").isdecimal() else None
-
-
-Nodes = Sequence[Node]
-
-
-def server_findings(nodes: Nodes) -> Iterator[Finding]:
+def server_findings(nodes: Nodes) -> list[Finding]:
     """The checks of the masters, whichever way they are reached."""
-    yield version(nodes)
-    yield scripts(nodes)
-    yield primary(nodes)
-    yield eviction(nodes)
-    yield memory(nodes)
-    yield append_only(nodes)
-    yield disk_writes(nodes)
-    yield stalls(nodes)
-    yield clock(nodes)
-    yield connections(nodes)
-    yield script_time(nodes)
+    checks = (
+        version, scripts, primary, eviction, memory, append_only, disk_writes, stalls, clock,
+        connections, script_time,
+    )  # fmt: skip
+    return [check(nodes) for check in checks]
 
 
-def faults(nodes: Nodes, fault_of: Callable[[Node], str]) -> str:
+def faults(nodes: Nodes, fault_of: Callable[[ServerReading], str]) -> str:
     """What is wrong with each node that has a fault, with its name if there are several."""
     found = [(node.name, fault) for node in nodes if (fault := fault_of(node))]
     if len(nodes) == 1:
@@ -207,7 +178,7 @@ def memory(nodes: Nodes) -> Finding:
     return MEMORY.warning(what) if part >= MEMORY_LOW_PART else MEMORY.ok(what)
 
 
-def _used_part(node: Node) -> float:
+def _used_part(node: ServerReading) -> float:
     limit = node.server.maxmemory or node.number("total_system_memory")
     return node.number("used_memory") / limit if limit else 0.0
 
@@ -232,7 +203,7 @@ def disk_writes(nodes: Nodes) -> Finding:
     return WRITES.warning(found) if found else WRITES.ok("the last ones succeeded")
 
 
-def _failed_writes(node: Node) -> str:
+def _failed_writes(node: ServerReading) -> str:
     names = {
         "aof_last_write_status": "the append-only file",
         "aof_last_bgrewrite_status": "its rewrite",
@@ -250,7 +221,7 @@ def stalls(nodes: Nodes) -> Finding:
     return STALLS.ok(f"the last fork took {longest / 1_000:,.1f} ms")
 
 
-def _stall(node: Node) -> str:
+def _stall(node: ServerReading) -> str:
     found = []
     fork = node.number("latest_fork_usec")
     if fork >= FORK_LONG_US:
@@ -286,7 +257,7 @@ def connections(nodes: Nodes) -> Finding:
     return CONNECTIONS.ok(f"{used:,} of {limit:,} are used" if limit else f"{used:,} are used")
 
 
-def _connection_fault(node: Node) -> str:
+def _connection_fault(node: ServerReading) -> str:
     used, limit = node.number("connected_clients"), node.number("maxclients")
     found = []
     if limit and used > CONNECTIONS_FULL_PART * limit:
@@ -306,13 +277,104 @@ def script_time(nodes: Nodes) -> Finding:
     return SCRIPT_TIME.ok("long enough for oncekey's scripts")
 
 
-def _short_script_time(node: Node) -> str:
+def _short_script_time(node: ServerReading) -> str:
     limit = _script_limit(node)
     if limit is None or not 0 < limit < SCRIPT_TIME_MIN_MS:
         return ""
     return f"a script counts as busy after {limit} ms"
 
 
-def _script_limit(node: Node) -> int | None:
+def _script_limit(node: ServerReading) -> int | None:
     limit = node.setting("busy-reply-threshold")
     return node.setting("lua-time-limit") if limit is None else limit
+
+
+# --- how the servers stand together and are reached -----------------------------------------------
+
+
+FAILOVER: Final = Check(
+    "redis.failover",
+    "whether a replica can be promoted, also one that was seen earlier",
+    "replication is asynchronous: a promoted replica lacks the last acknowledged writes, and their "
+    "operations run a second time, also if it was cut off long before. WAIT does not help, as "
+    "others may have read them before",
+    "accept best effort, or use one server without replicas, PostgreSQL with a synchronous "
+    "standby, or etcd; `oncekey guarantee --forget NAME` for a replica that is gone for good; add "
+    "failover=never to the URL if no replica is ever promoted",
+)
+CLUSTER_STATE: Final = Check(
+    "redis.cluster",
+    "whether every slot of the Cluster is served",
+    "keys in a slot that nobody serves cannot be claimed, and with cluster-require-full-coverage "
+    "no key can",
+    "bring the missing nodes back, or give their slots to others",
+)
+SENTINELS: Final = Check(
+    "redis.sentinel",
+    "how many Sentinels watch the master, and whether they agree that it is up",
+    "fewer than three cannot agree on a failover when one host is lost",
+    "run three Sentinels on three hosts",
+)
+TLS: Final = Check(
+    "redis.tls",
+    "whether the connection is encrypted, and the server's certificate verified",
+    "outcomes and the password can be read, or answered by somebody else, on the way",
+    "use rediss:// and leave ssl_cert_reqs=required",
+)
+TOPOLOGY_CHECKS: Final = (FAILOVER, CLUSTER_STATE, SENTINELS, TLS)
+
+
+def failovers(nodes: Nodes, failover: str, sightings: Sequence[Sighting] = ()) -> Finding:
+    mode = nodes[0].server.mode
+    replicas = sum(node.server.replicas for node in nodes)
+    if mode == SENTINEL:
+        return FAILOVER.broken(f"Sentinel promotes one of {replicas}: the guarantee is best effort")
+    if not replicas and not sightings:
+        return FAILOVER.ok("no replica is attached, and none was seen")
+    names = "; ".join(map(str, sightings)) or f"{replicas} that tell no address"
+    if failover == "never":
+        return FAILOVER.ok(f"{names}; the URL says that none is ever promoted")
+    if not replicas:
+        return FAILOVER.broken(
+            f"none is attached, but {names}: it may still be promoted, the guarantee is best "
+            f"effort. If it is gone for good: {forget_hint(sightings[0].name)}"
+        )
+    by = "the Cluster promotes them" if mode == CLUSTER else "one can be promoted"
+    return FAILOVER.broken(f"{replicas} attached, {by}: the guarantee is best effort ({names})")
+
+
+def cluster_state(info: Mapping[str, str]) -> Finding:
+    """What CLUSTER INFO says."""
+    served = info.get("cluster_slots_ok", "0")
+    what = f"state {info.get('cluster_state', 'unknown')}, {served} of {SLOTS} slots are served"
+    is_whole = info.get("cluster_state") == "ok" and served == str(SLOTS)
+    return CLUSTER_STATE.ok(what) if is_whole else CLUSTER_STATE.broken(what)
+
+
+def cluster_by_address() -> Finding:
+    """The URL names one server, and it is a node of a Cluster."""
+    return CLUSTER_STATE.broken(
+        "the server is a node of a Cluster and has only some of its keys; the URL says redis://",
+        "write redis+cluster:// in the URL",
+    )
+
+
+def sentinels(count: int, flags: str, quorum: int) -> Finding:
+    """How many Sentinels there are, what they say of the master, and how many must agree that it
+    is down."""
+    is_down = "down" in flags
+    what = f"{count} with a quorum of {quorum}, and the master is {'down' if is_down else 'up'}"
+    if is_down:
+        return SENTINELS.broken(what)
+    is_enough = count >= SENTINELS_MIN and quorum <= count
+    return SENTINELS.ok(what) if is_enough else SENTINELS.warning(what)
+
+
+def tls(*, is_encrypted: bool, is_verified: bool, is_local: bool) -> Finding:
+    if is_encrypted:
+        if is_verified:
+            return TLS.ok("encrypted, and the certificate is verified")
+        return TLS.warning("encrypted, but the URL says ssl_cert_reqs=none")
+    if is_local:
+        return TLS.ok("not encrypted, on this host alone")
+    return TLS.warning("not encrypted: the URL says redis://, not rediss://")

@@ -14,8 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.checkup import Checkup
-from oncekey.stores.inspection import Inspection
+from oncekey.stores.inspection import Checkup, Inspection
 from oncekey.stores.sqlite import file_checks, schema_inspection
 from oncekey.stores.sqlite.file_checks import CHECKS
 from oncekey.stores.sqlite.sqlite_store import AsyncSQLiteStore, SQLiteStore

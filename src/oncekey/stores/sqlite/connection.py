@@ -20,7 +20,7 @@ from contextlib import closing
 from typing import Final, NoReturn, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, StoreUnavailable
-from oncekey.stores.fork_safety import Forkables, file_identity
+from oncekey.stores.connection_lifetime import Forkables, file_identity
 from oncekey.stores.sqlite import durability, errors, schema
 from oncekey.stores.sqlite.program import COMMIT, Statement, Statements
 from oncekey.stores.sqlite.rows import Row

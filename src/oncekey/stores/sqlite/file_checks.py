@@ -1,7 +1,7 @@
 """The checks of `oncekey doctor` on an SQLite file: read-only, and without creating the file.
 
 This module owns what makes a file unsafe or slow: its library, file system, settings, rights, room,
-tables and garbage. How the findings are shown is not known here (see oncekey.stores.checkup).
+tables and garbage. How the findings are shown is not known here (see oncekey.stores.inspection).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores.checkup import (
+from oncekey.stores.inspection import (
     OVERDUE_MAX,
     RUNS_MAX,
     SWEEP_LATE_US,
@@ -27,8 +27,7 @@ from oncekey.stores.checkup import (
     Severity,
     overdue_text,
 )
-from oncekey.stores.migrations import plan
-from oncekey.stores.sql_files import load_queries
+from oncekey.stores.sql_files import load_queries, plan
 from oncekey.stores.sqlite import durability, errors, mounts
 from oncekey.stores.sqlite.program import QUERIES as STORE_QUERIES
 from oncekey.stores.sqlite.schema import MIGRATIONS, statements

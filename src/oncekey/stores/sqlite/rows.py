@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from oncekey.core.commands import Finish
 from oncekey.core.record import Record, State
-from oncekey.stores.step_column import pack_steps, unpack_steps
+from oncekey.stores.record_format import pack_steps, unpack_steps
 
 Row = Sequence[Any]
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.record import Record
-from oncekey.stores.migrations import Migration, load_migrations, plan
+from oncekey.stores.sql_files import Migration, load_migrations, plan
 from oncekey.stores.sqlite.program import BEGIN, COMMIT, QUERIES, Statement, Statements
 from oncekey.stores.store_rules import StoreClock
 

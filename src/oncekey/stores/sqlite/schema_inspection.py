@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.stores.inspection import Inspection
-from oncekey.stores.migrations import plan
+from oncekey.stores.sql_files import plan
 from oncekey.stores.sqlite import errors
 from oncekey.stores.sqlite.schema import MIGRATIONS
 from oncekey.stores.sqlite.sqlite_store import AsyncSQLiteStore

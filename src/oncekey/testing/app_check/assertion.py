@@ -27,7 +27,7 @@ from oncekey.testing.app_check.check_actions import (
     Story,
 )
 from oncekey.testing.app_check.check_cases import CASES
-from oncekey.testing.app_check.check_drivers import drive, drive_async
+from oncekey.testing.app_check.check_drivers import run_case, run_case_async
 from oncekey.testing.app_check.check_report import (
     CaseResult,
     CaseStatus,
@@ -86,7 +86,7 @@ def assert_idempotent(
     """
     __tracebackhide__ = True
     check = AppCheck(client, request, **options)
-    return check.conclude(drive(check.flow(), check.senders, check.effects))
+    return check.conclude(run_case(check.flow(), check.senders, check.effects))
 
 
 async def assert_idempotent_async(
@@ -96,7 +96,7 @@ async def assert_idempotent_async(
     be an async function."""
     __tracebackhide__ = True
     check = AppCheck(client, request, **options)
-    return check.conclude(await drive_async(check.flow(), check.senders, check.effects))
+    return check.conclude(await run_case_async(check.flow(), check.senders, check.effects))
 
 
 class _Selection(NamedTuple):

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow_driver import drive, drive_async
 from oncekey.testing.app_check.check_actions import (
     Action,
     CountEffects,
@@ -53,32 +54,16 @@ R = TypeVar("R")
 Counts = Callable[[], Any]
 
 
-def drive(flow: Generator[Action, Any, R], senders: Mapping[str, Sender], effects: Counts) -> R:
+def run_case(flow: Generator[Action, Any, R], senders: Mapping[str, Sender], effects: Counts) -> R:
     """Run a generator of actions with sync clients."""
-    driver = _ThreadDriver(senders, effects)
-    result: Any = None
-    while True:
-        try:
-            action = flow.send(result)
-        except StopIteration as stop:
-            ended: R = stop.value
-            return ended
-        result = driver.perform(action)
+    return drive(flow, _ThreadDriver(senders, effects).perform)
 
 
-async def drive_async(
+async def run_case_async(
     flow: Generator[Action, Any, R], senders: Mapping[str, Sender], effects: Counts
 ) -> R:
     """Run a generator of actions with async clients."""
-    driver = _TaskDriver(senders, effects)
-    result: Any = None
-    while True:
-        try:
-            action = flow.send(result)
-        except StopIteration as stop:
-            ended: R = stop.value
-            return ended
-        result = await driver.perform(action)
+    return await drive_async(flow, _TaskDriver(senders, effects).perform)
 
 
 def _late() -> Answer:

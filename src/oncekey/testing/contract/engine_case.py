@@ -17,8 +17,8 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.core.step_format import pack_step
 from oncekey.core.store import AsyncStore, Store
-from oncekey.engine.aio.once import AsyncOnce
-from oncekey.engine.blocking.once import Once
+from oncekey.engine.async_once import AsyncOnce
+from oncekey.engine.once import Once
 from oncekey.testing.contract.store_case import (
     LEASE,
     ContractBase,

@@ -16,7 +16,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.events import EventKind
 from oncekey.core.origin import Origin
-from oncekey.engine.administration import HttpAnswer
+from oncekey.engine.keys.administration import HttpAnswer
 from oncekey.testing.contract.engine_case import Body, Engine, EngineCase
 from oncekey.testing.contract.store_case import LEASE
 from oncekey.testing.sync_facade import SyncOnce

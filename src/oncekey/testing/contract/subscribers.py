@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.core.errors import InFlight, Mismatch, NotStarted, OutcomeUnknown, WaitTimeout
 from oncekey.core.events import Event, EventKind
-from oncekey.engine.duplicates import FOLLOWER_POLL_US
+from oncekey.engine.batches.duplicates import FOLLOWER_POLL_US
 from oncekey.testing.contract.engine_case import Body, EngineCase, HeldBody
 from oncekey.testing.contract.store_case import KEEP, LEASE, SECOND
 

@@ -9,7 +9,7 @@ from oncekey.core.commands import Done
 from oncekey.core.errors import (
     WaitTimeout,
 )
-from oncekey.engine.duplicates import FOLLOWER_POLL_US
+from oncekey.engine.batches.duplicates import FOLLOWER_POLL_US
 from oncekey.testing.contract.engine_case import Body, EngineCase, HeldBody
 from oncekey.testing.contract.store_case import (
     LEASE,

@@ -7,4 +7,4 @@ for number = 1, keys_count do
   local key, value, archived_until = KEYS[number], ARGV[2 * number + 1], ARGV[2 * number + 2]
   archive(bucket_of(key), id_of(key), value, archived_until)
 end
-return { told(read_clock()) }
+return { clock_reply(read_clock()) }

@@ -5,4 +5,4 @@
 -- ARGV[3]   the check value of this secret
 -- Reply     the time, and the check value that is remembered
 call('SET', KEYS[1], ARGV[3], 'NX')
-return { told(read_clock()), call('GET', KEYS[1]) }
+return { clock_reply(read_clock()), call('GET', KEYS[1]) }

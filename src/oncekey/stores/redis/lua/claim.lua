@@ -11,7 +11,7 @@ if ARGV[3] ~= '' and now > tonumber(ARGV[3]) then
 end
 local fresh
 local stamp = pack('>I8', now)
-local reply = { told(now) }
+local reply = { clock_reply(now) }
 for number = 1, keys_count do
   local key, template = KEYS[number], ARGV[number + 3]
   local bucket = bucket_of(key)

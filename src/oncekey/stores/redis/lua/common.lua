@@ -19,8 +19,8 @@ local function read_clock()
   return time[1] * 1000000 + time[2]
 end
 
--- The time as it is told in a reply. A test may move its clock further than a double is exact.
-local function told(now)
+-- The time as a reply has it. A test may move its clock further than a double is exact.
+local function clock_reply(now)
   if ARGV[1] ~= '' then return ARGV[1] end
   return now
 end

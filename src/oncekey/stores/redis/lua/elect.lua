@@ -9,8 +9,8 @@ local now = read_clock()
 local token, since, ends = unpack(call('HMGET', KEYS[1], 'token', 'since', 'until'))
 if token and token ~= ARGV[3] then
   since, ends = tonumber(since), tonumber(ends)
-  if 2 * since - ends < now and now < ends then return { told(now), 0 } end
+  if 2 * since - ends < now and now < ends then return { clock_reply(now), 0 } end
 end
 local until_ = string.format('%.0f', now + ARGV[4])
 call('HSET', KEYS[1], 'token', ARGV[3], 'since', string.format('%.0f', now), 'until', until_)
-return { told(now), 1 }
+return { clock_reply(now), 1 }

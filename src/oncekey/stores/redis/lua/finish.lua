@@ -6,7 +6,7 @@
 --             empty if there is none
 local now = read_clock()
 local stamp = pack('>I8', now)
-local reply = { told(now) }
+local reply = { clock_reply(now) }
 for number = 1, keys_count do
   local key, command = KEYS[number], ARGV[2 * number + 1]
   local value = call('GET', key)

@@ -8,7 +8,7 @@
 -- ARGV[6]   the value of that field
 -- Reply     the time, and 1 if it was done, else 0
 local old = call('HMGET', KEYS[1], ARGV[3])[1]
-if not old or string.match(old, '^%d+ (%d+) ') ~= ARGV[4] then return { told(read_clock()), 0 } end
+if not old or string.match(old, '^%d+ (%d+) ') ~= ARGV[4] then return { clock_reply(read_clock()), 0 } end
 call('HDEL', KEYS[1], ARGV[3])
 call('HSET', KEYS[1], ARGV[5], ARGV[6])
-return { told(read_clock()), 1 }
+return { clock_reply(read_clock()), 1 }

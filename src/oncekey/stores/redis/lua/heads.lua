@@ -6,7 +6,7 @@
 --           its steps, because it matters whether there are any
 local GUESS = 1024
 local wanted = tonumber(ARGV[3])
-local reply = { told(read_clock()) }
+local reply = { clock_reply(read_clock()) }
 for number = 1, keys_count do
   local key = KEYS[number]
   local value = call('GETRANGE', key, 0, GUESS - 1)

@@ -3,6 +3,6 @@
 --
 -- KEYS    its archive
 -- Reply   the time, then the records
-local reply = { told(read_clock()) }
+local reply = { clock_reply(read_clock()) }
 for number, value in ipairs(call('HVALS', KEYS[1])) do reply[number + 1] = value end
 return reply

@@ -2,7 +2,7 @@
 -- Reads records whole.
 --
 -- Reply   the time, then per key its record; if there is none, the highest fence that it may have had
-local reply = { told(read_clock()) }
+local reply = { clock_reply(read_clock()) }
 for number = 1, keys_count do
   local key = KEYS[number]
   local value = call('GET', key)

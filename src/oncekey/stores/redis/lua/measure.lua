@@ -21,4 +21,4 @@ for number = 1, keys_count do
     bytes = bytes + call('STRLEN', bucket .. 'r:' .. newest)
   end
 end
-return { told(now), records, due, oldest, claims, sampled, bytes }
+return { clock_reply(now), records, due, oldest, claims, sampled, bytes }

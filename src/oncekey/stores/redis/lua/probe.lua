@@ -21,5 +21,5 @@ for _, command in ipairs(COMMANDS) do
     reply[#reply + 1] = command[1]
   end
 end
-if reply[2] ~= 'TIME' then reply[1] = told(read_clock()) end
+if reply[2] ~= 'TIME' then reply[1] = clock_reply(read_clock()) end
 return reply

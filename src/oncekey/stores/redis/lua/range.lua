@@ -6,7 +6,7 @@
 -- ARGV[4...]  per key three: the lowest score, the highest score, or now; how many members
 -- Reply       the time, then per key its members, each followed by its score
 local now = read_clock()
-local reply = { told(now) }
+local reply = { clock_reply(now) }
 for number = 1, keys_count do
   local lowest, highest, count = ARGV[3 * number + 1], ARGV[3 * number + 2], ARGV[3 * number + 3]
   if highest == 'now' then highest = now end

@@ -13,4 +13,4 @@ for at = 3, #ARGV, 2 do
   local first = old and string.match(old, '^(%d+) ') or last
   call('HSET', KEYS[1], ARGV[at], first .. ' ' .. last .. ' ' .. ARGV[at + 1])
 end
-return { told(now) }
+return { clock_reply(now) }

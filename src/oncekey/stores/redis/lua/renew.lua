@@ -4,7 +4,7 @@
 -- ARGV[3...]  per key: 8 bytes fence, 16 owner, 8 length of the lease
 -- Reply       the time, then the numbers of the keys whose claims are lost
 local now = read_clock()
-local reply = { told(now) }
+local reply = { clock_reply(now) }
 for number = 1, keys_count do
   local key, command = KEYS[number], ARGV[number + 2]
   local head = call('GETRANGE', key, 0, 82)

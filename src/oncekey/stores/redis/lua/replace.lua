@@ -9,7 +9,7 @@
 -- Reply       the time; then, for each key that was not written, its number and its record, which
 --             is empty if there is none
 local now = read_clock()
-local reply = { told(now) }
+local reply = { clock_reply(now) }
 for number = 1, keys_count do
   local key, at = KEYS[number], 6 * number - 3
   local value, archived_until = ARGV[at + 1], ARGV[at + 5]

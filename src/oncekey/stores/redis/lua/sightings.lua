@@ -3,4 +3,4 @@
 --
 -- KEYS    the hash of the replicas
 -- Reply   the time, and the values of the hash
-return { told(read_clock()), unpack(call('HVALS', KEYS[1])) }
+return { clock_reply(read_clock()), unpack(call('HVALS', KEYS[1])) }

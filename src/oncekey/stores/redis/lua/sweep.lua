@@ -11,4 +11,4 @@ for number = 1, keys_count do
   removed = removed + collect(bucket_of(key), id_of(key), now, floors)
 end
 raise_floors(floors)
-return { told(now), removed }
+return { clock_reply(now), removed }

@@ -10,4 +10,4 @@ for number = 1, keys_count do
   call('HDEL', key, fence)
   removed = removed + call('ZREM', bucket_of(key) .. 'past', id_of(key) .. fence)
 end
-return { told(read_clock()), removed }
+return { clock_reply(read_clock()), removed }

@@ -6,7 +6,7 @@
 -- ARGV[4]     about how many ids to look at per key
 -- ARGV[5...]  per key: where its last step has ended
 -- Reply       the time, then per key: where this step has ended, and the ids that match
-local reply = { told(read_clock()) }
+local reply = { clock_reply(read_clock()) }
 for number = 1, keys_count do
   local step = call('ZSCAN', KEYS[number], ARGV[number + 4], 'MATCH', ARGV[3], 'COUNT', ARGV[4])
   local found = { step[1] }

@@ -5,4 +5,4 @@
 -- ARGV[3]   after how many milliseconds
 -- Reply     the time
 call('SET', KEYS[1], '', 'PX', ARGV[3])
-return { told(read_clock()) }
+return { clock_reply(read_clock()) }

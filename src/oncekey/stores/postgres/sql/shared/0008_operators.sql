@@ -3,7 +3,7 @@
 -- compatible: 3
 
 -- A freed key keeps its note when it is claimed again: the note says who freed it and why. Its lines are
--- ended (see core/notes.py). Otherwise this is the function of 0002_functions.sql.
+-- ended (see core/record.py). Otherwise this is the function of 0002_functions.sql.
 CREATE OR REPLACE FUNCTION {schema}.rewrite_1(
     t {schema}.records, p_rule integer, n bigint,
     p_owner uuid, p_fingerprint bytea, p_lease bigint, p_keep bigint, p_audit bigint,

@@ -1,1 +1,0 @@
-"""The asyncio engine: `AsyncOnce` and the tasks behind it."""

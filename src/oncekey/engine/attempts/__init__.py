@@ -1,0 +1,1 @@
+"""One attempt: its runner, its steps, its outcome."""

@@ -1,0 +1,1 @@
+"""What an engine does by itself: heartbeats, sweeping, finishing abandoned operations."""

@@ -1,0 +1,1 @@
+"""How commands of many attempts reach the store together."""

@@ -1,1 +1,0 @@
-"""The blocking engine: `Once` and the threads behind it."""

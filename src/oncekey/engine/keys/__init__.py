@@ -1,0 +1,1 @@
+"""What operators do with keys: list them, decide them, measure the store."""
