@@ -186,7 +186,7 @@ def body_codec(fn: Any, kind: str, name: str) -> Codec | None:
     """The codec for what this function is annotated to return; None if that is plain JSON, or if no
     annotation says. Raises ConfigurationError for a type that could not be stored; the error calls
     the function by `kind` and `name`."""
-    function = fn if type(fn) is FunctionType else _function_of(fn)
+    function = fn if type(fn) is FunctionType else _annotated(fn)
     if function is None:
         return None
     try:
@@ -206,7 +206,7 @@ def body_codec(fn: Any, kind: str, name: str) -> Codec | None:
     return known[1]
 
 
-def _function_of(fn: Any) -> FunctionType | None:
+def _annotated(fn: Any) -> FunctionType | None:
     """The function that a call of this ends in; None if it ends in something else."""
     while type(fn) is not FunctionType:
         if type(fn) is MethodType:
