@@ -36,6 +36,7 @@ RESOLVE_IMPORTS = {
     "oncekey.cli.commands.resolve",
     "oncekey.cli.key_choice",
     "oncekey.cli.key_report",
+    "oncekey.cli.signals",
     "oncekey.cli.store_access",
 }
 # Besides, it may import from these packages, but for what needs no store or another one: it runs

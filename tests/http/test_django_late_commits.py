@@ -6,6 +6,9 @@ What is told before any request is in test_django_outer_layers.py.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.http.django_orders import run
@@ -277,3 +280,15 @@ assert lines == [], lines
 """,
         tmp_path,
     )
+
+
+def test_a_process_that_imports_the_adapter_and_uses_no_django_gets_no_warning() -> None:
+    program = """
+import oncekey.http.django
+from oncekey import Once
+with Once("memory://") as once:
+    once.run("charge", "order-1", lambda attempt: 1)
+"""
+    settings = {key: value for key, value in os.environ.items() if not key.startswith("DJANGO_")}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=settings)
+    assert (done.returncode, done.stderr) == (0, b"")

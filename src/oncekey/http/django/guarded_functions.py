@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from django.conf import settings
 from django.db import connections
 
 from oncekey.engine.port import watch_leased_bodies
@@ -23,6 +24,8 @@ def warn_of_transaction(operation: str) -> None:
     """Log, once per operation, that a transaction is open around its body. Those that a TestCase
     opens are never committed, and do not count."""
     if operation in _warned or len(_warned) >= _WARNED_MAX:
+        return
+    if not settings.configured:  # nothing of Django's is in use, so no transaction of it is open
         return
     for connection in connections.all(initialized_only=True):
         blocks = getattr(connection, "atomic_blocks", ())
