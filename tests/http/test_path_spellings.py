@@ -87,16 +87,16 @@ def test_dots_are_resolved_up_to_the_root_and_not_further() -> None:
 def readings_work(path: str) -> int:
     """How much work all readings of a path are: the lines that run, and the length of every list
     and text that a line has made, since this is what it copied."""
-    work, kept = 0, dict[str, Any]()
+    work, made = 0, dict[int, Any]()
 
     def on_line(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal work
         if frame.f_code.co_filename != rules_module.__file__:
             return None
         work += 1
-        for name, value in frame.f_locals.items():
-            if isinstance(value, list | str) and value is not kept.get(name):
-                kept[name] = value
+        for value in frame.f_locals.values():
+            if isinstance(value, list | str) and id(value) not in made:
+                made[id(value)] = value  # and kept, so that no other one gets its id
                 work += len(value)
         return on_line
 
