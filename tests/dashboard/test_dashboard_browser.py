@@ -98,7 +98,7 @@ def test_an_operator_searches_opens_and_resolves_a_key(
     page.get_by_label("unknown").check()
     page.get_by_role("button", name="Search").click()
     page.get_by_role("link", name=id[:12]).click()
-    assert page.locator(".timeline .bar.silent").count() == 1
+    page.locator(".timeline .bar.silent").wait_for()  # `count` would not wait for the page
     page.get_by_label("It succeeded").check()
     page.get_by_label("Body of the response").fill('{\n  "charge": "ch_5"\n}')
     page.get_by_label("Your name").fill("ada")
@@ -112,7 +112,7 @@ def test_an_operator_searches_opens_and_resolves_a_key(
     assert status is not None
     assert status.value["body"] == {"charge": "ch_5"}
     assert status.note.endswith("ada answered 201: the provider has charge ch_5")
-    assert page.locator(".timeline .mark.decision").count() == 1
+    page.locator(".timeline .mark.decision").wait_for()
     assert complaints == []
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +175,11 @@ def test_i4_an_outbox_refuses_a_connection_that_does_not_sync(path: Path, kind: 
 
 @pytest.mark.parametrize("kind", ["sqlite3", "aiosqlite"])
 def test_i4_an_inbox_refuses_connections_that_do_not_sync(path: Path, kind: str) -> None:
-    def own() -> sqlite3.Connection:
-        connection = sqlite3.connect(path)
-        connection.execute("PRAGMA synchronous=NORMAL")
-        return connection
+    @contextmanager
+    def own() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("PRAGMA synchronous=NORMAL")
+            yield connection
 
     async def work() -> None:
         once = engine_of(kind, path)
