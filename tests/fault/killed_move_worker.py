@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,10 @@ def run_once(killer: Killer, key: str, where: list[str], effects: Path) -> None:
 
 
 def copy_once(killer: Killer, where: list[str]) -> None:
-    store = open_both(killer, *where)
     cursor: Cursor | None = NEWEST
-    while cursor is not None:
-        cursor = copy_page(store, cursor, PAGE).next
+    with closing(open_both(killer, *where)) as store:
+        while cursor is not None:
+            cursor = copy_page(store, cursor, PAGE).next
 
 
 def main() -> None:

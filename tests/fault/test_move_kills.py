@@ -58,7 +58,8 @@ class Move:
         new = PostgresStore(self.where[1], schema=self.schema, clock=later)
         old = SQLiteStore(self.file, clock=later)
         store: Any = DualStore(old, new) if both else new
-        with closing(old), closing(Once(store, policy=Policy(lease="1h"), cache=0)) as once:
+        policy = Policy(lease="1h")
+        with closing(old), closing(new), closing(Once(store, policy=policy, cache=0)) as once:
             yield once
 
     def effects_of(self) -> Counter[str]:

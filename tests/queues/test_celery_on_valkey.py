@@ -85,8 +85,10 @@ def name() -> str:
 
 def nothing_is_left(tasks: Any) -> bool:
     """True if the broker holds no message any more, waiting or unacknowledged."""
-    broker = tasks.app.connection_for_read().default_channel.client
-    return not any(map(broker.llen, ("celery", "forks", "doomed"))) and not broker.hlen("unacked")
+    with tasks.app.connection_for_read() as connection:
+        broker = connection.default_channel.client
+        kept = [broker.llen(queue) for queue in ("celery", "forks", "doomed")]
+        return not any(kept) and not broker.hlen("unacked")
 
 
 def test_task_longer_than_the_visibility_timeout_runs_once(

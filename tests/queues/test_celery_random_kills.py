@@ -90,7 +90,10 @@ def test_every_task_ends_and_no_effect_is_lost_or_doubled(
     Celery's transport for Redis takes a message from its list, and only then notes that it has it.
     A worker that is killed in between loses the message, guarded or not: that is counted."""
     dice = random.Random(seed)
-    with loaded(environment, "tests.queues.celery_app") as tasks:
+    with (
+        loaded(environment, "tests.queues.celery_app") as tasks,
+        tasks.app.connection_for_read() as connection,
+    ):
         workers = Workers(environment, dice, count)
         try:
             sent = [
@@ -110,7 +113,7 @@ def test_every_task_ends_and_no_effect_is_lost_or_doubled(
                 wait_until(lambda: ended() >= enough, f"{enough} tasks have ended", WAIT_S)  # noqa: B023
                 workers.strike()
             workers.wake()
-            broker = tasks.app.connection_for_read().default_channel.client
+            broker = connection.default_channel.client
 
             def is_held() -> bool:
                 """A message that is being taken is nowhere for a moment, so this looks often."""
