@@ -87,7 +87,8 @@ check: setup ## lint, types, layers, the oldest Python, tidiness
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/vermin -q --violations --no-tips -vvv -t=3.11- $(NEWER_NAMES) src tests bench examples docs_build
+	@found=$$($(BIN)/vermin -q --violations --no-tips -vvv -t=3.11- $(NEWER_NAMES) src tests bench examples docs_build); \
+	  test -z "$$found" || { echo "$$found"; exit 1; }  # of a file that it cannot judge it only says so
 	@$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_oldest_python.py
 
 bench: $(VENV)/.bench ## measure against peers and the raw limit, in one run

@@ -68,7 +68,7 @@ def encoded_headers(lines: Iterable[tuple[str, str]]) -> Headers:
 
 def text_headers(headers: Headers) -> TextHeaders:
     """The same headers as WSGI and the frameworks have them."""
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    return [(header.decode("latin-1"), content.decode("latin-1")) for header, content in headers]
 
 
 # --- bodies of requests ---------------------------------------------------------------------------
