@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import pytest
 
@@ -60,13 +61,16 @@ class Body:
 
 
 class HeldBody(Body):
-    """A body that waits until the test sets `go`."""
+    """A body that waits until the test sets `go`, or has failed."""
+
+    all: ClassVar[WeakSet[HeldBody]] = WeakSet()
 
     def __init__(self, value: Any = None, *, error: BaseException | None = None) -> None:
         super().__init__(value, error=error)
         self.inside = threading.Event()
         self.go = threading.Event()
         self.attempt: Any = None
+        self.all.add(self)
 
     def __call__(self, attempt: Any) -> Any:
         self.attempt = attempt
@@ -125,7 +129,10 @@ class EngineCase(StoreCase):
         return future
 
     def close(self) -> None:
-        # After a failed test some threads may still sleep on the clock: move it until none does.
+        # After a failed test some bodies may still be held, and some threads sleep on the clock,
+        # which is moved until none does.
+        for body in list(HeldBody.all):
+            body.go.set()
         for _ in range(1_000):
             if all(future.done() for future in self._started):
                 break
